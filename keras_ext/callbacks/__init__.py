@@ -1,0 +1,5 @@
+"""Callbacks for `model.fit(callbacks=[...])`."""
+
+from keras_ext.callbacks.layerwise_lr_decay import LayerwiseLRDecay
+
+__all__ = ["LayerwiseLRDecay"]

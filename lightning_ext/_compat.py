@@ -1,0 +1,53 @@
+"""The one place that imports Lightning, under whichever of its two names the user has it.
+
+`lightning` and `pytorch_lightning` ship the same code as two packages with separate classes. The
+one that is already imported wins, then `lightning`, then `pytorch_lightning`.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+_NAMES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _choose() -> ModuleType:
+    for name in _NAMES:
+        if name in sys.modules:
+            return sys.modules[name]
+    for name in _NAMES:
+        if find_spec(name.partition(".")[0]) is not None:
+            return import_module(name)
+    raise ImportError(
+        "lightning_ext needs PyTorch Lightning: pip install 'lightning-keras-ext[lightning]'",
+        name="lightning",
+    )
+
+
+pl = _choose()
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:
+    Callback, LightningModule, Trainer = pl.Callback, pl.LightningModule, pl.Trainer
+
+__all__ = ["Callback", "LightningModule", "Trainer", "is_lightning_class", "pl", "rank_zero_warn"]
+
+rank_zero_warn = import_module(f"{pl.__name__}.utilities").rank_zero_warn
+
+
+def is_lightning_class(value: Any, path: str) -> bool:
+    """Whether a value is of a Lightning class, of either package.
+
+    Args:
+        value: Any object.
+        path: Where the class is found inside the package, such as
+            `"callbacks.LearningRateMonitor"`.
+    """
+    module, _, name = path.rpartition(".")
+    loaded = (sys.modules.get(f"{package}.{module}") for package in _NAMES)
+    return isinstance(value, tuple(getattr(m, name) for m in loaded if m is not None))

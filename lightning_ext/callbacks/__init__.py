@@ -1,0 +1,5 @@
+"""Callbacks for `Trainer(callbacks=[...])`."""
+
+from lightning_ext.callbacks.layerwise_lr_decay import LayerwiseLRDecay
+
+__all__ = ["LayerwiseLRDecay"]

@@ -1,0 +1,56 @@
+"""The decision table that is printed when a run ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+from strategies.decisions import Decision
+
+_COLUMNS = ("step", "callback", "action", "reason")
+
+
+def print_decisions(decisions: Iterable[Decision], file: TextIO | None = None) -> None:
+    """Print decisions as one table, in the order in which they were taken.
+
+    Uses `rich` where it is installed, plain aligned text otherwise. Prints nothing when there
+    is nothing to say.
+
+    Args:
+        decisions: Decisions of any number of callbacks.
+        file: Where to print. Default: standard output.
+
+    Example:
+        >>> print_decisions([])
+    """
+    rows = [
+        (str(d.step), d.callback, d.action, d.reason)
+        for d in sorted(decisions, key=lambda d: (d.step, d.time))
+    ]
+    if not rows:
+        return
+    file = file if file is not None else sys.stdout
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        print(_plain_table(rows), file=file)
+        return
+    table = Table(*_COLUMNS, title="Decisions", title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    # Off a terminal rich assumes 80 columns and folds every reason into a sliver.
+    console = Console(file=file, markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    console.print(table)
+
+
+def _plain_table(rows: Sequence[Sequence[str]]) -> str:
+    lines = [_COLUMNS, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
