@@ -17,8 +17,8 @@ _NAMES = ("lightning.pytorch", "pytorch_lightning")
 
 def _choose() -> ModuleType:
     for name in _NAMES:
-        if name in sys.modules:
-            return sys.modules[name]
+        if (module := sys.modules.get(name)) is not None:
+            return module
     for name in _NAMES:
         if find_spec(name.partition(".")[0]) is not None:
             return import_module(name)

@@ -1,0 +1,8 @@
+"""Arguments for callbacks that cannot be built without any, by class name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LIGHTNING: dict[str, dict[str, Any]] = {}
+KERAS: dict[str, dict[str, Any]] = {}
