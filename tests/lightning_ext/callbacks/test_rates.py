@@ -23,6 +23,7 @@ from tests.lightning_ext.helpers import (
     weights,
 )
 
+MATRIX = pytest.mark.matrix
 STEPS = 12  # two epochs of six batches
 
 
@@ -136,10 +137,16 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "loop"),
-    [(name, "plain") for name in OPTIMIZERS] + [("adamw", loop) for loop in LOOPS if loop != "plain"],
-)
+def optimizer_and_loop() -> list[Any]:
+    """Each optimizer in a plain loop, AdamW in each; the rest of the product in the matrix."""
+    return [
+        pytest.param(name, loop, marks=[] if "plain" == loop or name == "adamw" else MATRIX)
+        for name in OPTIMIZERS
+        for loop in LOOPS
+    ]
+
+
+@pytest.mark.parametrize(("name", "loop"), optimizer_and_loop())
 def test_weights_equal_permanently_split_groups(name: str, loop: str) -> None:
     kind, options = OPTIMIZERS[name]
     data = loader(dtype=torch.float64 if loop == "double" else torch.float32)
