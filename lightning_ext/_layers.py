@@ -39,7 +39,7 @@ def _grow(path: str, module: nn.Module) -> Layer:
 
 
 def _role(path: str, module: nn.Module) -> Role:
-    if isinstance(module, nn.Embedding):
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return "embedding"
     if isinstance(module, _LISTS):
         return "list"

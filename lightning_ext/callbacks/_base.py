@@ -13,14 +13,13 @@ from strategies.report import print_decisions
 class DecidingCallback(Callback):
     """A callback that records its decisions, saves them, and shows them when the run ends.
 
-    Numbers go to the user's own loggers as `"<callback>/<name>"`. When the fit ends, the first
+    Numbers go to the user's own loggers as `"<callback>/<name>"`. When the fit ends, the last
     such callback of a trainer prints one table for all of them, on rank zero and only where the
     progress bar is on.
     """
 
     def __init__(self) -> None:
         self.decisions_ = DecisionLog(type(self).__name__)
-        self._resumed = False
 
     def record(self, trainer: Trainer, action: str, reason: str, **numbers: float) -> None:
         """Record a decision and send its numbers to the trainer's loggers.
@@ -40,15 +39,14 @@ class DecidingCallback(Callback):
         """Forget what an earlier fit left behind."""
         self.decisions_.clear()
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # State is restored before this hook; without a checkpoint, a fit starts afresh.
-        if not self._resumed:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # Under every strategy this comes before the state of a checkpoint is loaded.
+        if stage == "fit":
             self.reset()
-        self._resumed = False
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         ours = [c for c in trainer.callbacks if isinstance(c, DecidingCallback)]
-        if trainer.is_global_zero and trainer.progress_bar_callback and ours[0] is self:
+        if trainer.is_global_zero and trainer.progress_bar_callback and ours[-1] is self:
             print_decisions(d for callback in ours for d in callback.decisions_)
 
     def state_dict(self) -> dict[str, Any]:
@@ -56,13 +54,12 @@ class DecidingCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.decisions_.load_state_dict(state_dict["decisions"])
-        self._resumed = True
 
     def __repr__(self) -> str:
-        parameters = inspect.signature(type(self).__init__).parameters.values()
+        parameters = list(inspect.signature(type(self).__init__).parameters.values())[1:]
         shown = [
             f"{p.name}={getattr(self, p.name)!r}"
-            for i, p in enumerate(p for p in parameters if p.name != "self")
+            for i, p in enumerate(parameters)
             if i == 0 or getattr(self, p.name) != p.default
         ]
         return f"{type(self).__name__}({', '.join(shown)})"

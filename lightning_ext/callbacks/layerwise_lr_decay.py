@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.nn import Parameter
-from torch.optim import LBFGS, Optimizer
-
-from lightning_ext._compat import LightningModule, Trainer, is_lightning_class
-from lightning_ext._layers import layers_from_module
-from lightning_ext._scaled_step import ScaledStep
+from lightning_ext._compat import LightningModule, Trainer, is_lightning_class, rank_zero_warn
+from lightning_ext._layer_rates import check_optimizer, layer_rates
+from lightning_ext._scaled_step import ScaledStep, stepping_optimizers
 from lightning_ext.callbacks._base import DecidingCallback
-from strategies.learning_rate import (
-    Layer,
-    LayerwiseDecay,
-    LayerwiseRates,
-    smallest_holding,
-    without_frozen_tail,
-)
+from strategies.learning_rate import LayerwiseDecay, LayerwiseRates
 
 
 class LayerwiseLRDecay(DecidingCallback):
@@ -81,43 +72,65 @@ class LayerwiseLRDecay(DecidingCallback):
         self.no_decay_on_bias_and_norm = no_decay_on_bias_and_norm
         self.multipliers_: dict[str, float] = {}
         self.levels_: dict[int, float] = {}
-        self._steps: list[ScaledStep] = []
         self._rates: list[LayerwiseRates] = []
         self._left_out: list[str] = []
+        self._steps: list[list[ScaledStep]] = []
         self._group_state: list[Any] = []
+        self._seen: list[Any] = []
 
     def reset(self) -> None:
         super().reset()
         self._group_state = []
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if sum(isinstance(c, LayerwiseLRDecay) for c in trainer.callbacks) > 1:
+            raise ValueError(
+                "two LayerwiseLRDecay callbacks are in one Trainer; pass one, and describe all "
+                "levels in its groups=[...]"
+            )
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._detach()  # an earlier fit may have ended without a hook, as a tuner's does
-        super().on_fit_start(trainer, pl_module)
-        for optimizer in trainer.optimizers:
-            _check(optimizer)
-        named = list(pl_module.named_parameters(remove_duplicate=False))
-        held = [{p for g in o.param_groups for p in g["params"]} for o in trainer.optimizers]
-        network, self._left_out = _counted(pl_module, named, held)
-        self._rates = [self._rule.decide(part) for part in _parts(network, named, held)]
-        self.multipliers_ = {}
-        for optimizer, rates in zip(trainer.optimizers, self._rates, strict=True):
-            self._attach(optimizer, rates, named)
-        self.levels_ = self._rates[0].levels
+        self._decide(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Lightning restores the optimizers, and with them new group objects, after on_fit_start.
-        for step, state in zip(self._steps, self._group_state, strict=False):
-            step.load_group_state(state)
+        self._load_group_state()
+        self._seen = _groups(trainer)
         self._explain(trainer)
 
-    def _attach(
-        self, optimizer: Optimizer, rates: LayerwiseRates, named: list[tuple[str, Parameter]]
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        # Parameters that are frozen, or in no group yet, get theirs too: they may join mid-run.
-        factors = {p: rates.multipliers[n] for n, p in named if n in rates.multipliers}
-        fixed = [p for n, p in named if n in rates.no_weight_decay]
-        self._steps.append(ScaledStep(optimizer, factors, fixed))
-        self.multipliers_ |= rates.multipliers
+        # Someone unfroze layers, or made new optimizers: both are rare, and told by the groups.
+        if (now := _groups(trainer)) != self._seen:
+            self._group_state = self._current_group_state()
+            self._decide(trainer, pl_module)
+            self._load_group_state()
+            self._seen = now
+            self._explain(trainer)
+
+    def _decide(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for optimizer in trainer.optimizers:
+            check_optimizer(optimizer)
+        self._detach()  # an earlier fit may have ended without a hook, as a tuner's does
+        self._rates, self._left_out = layer_rates(self._rule, pl_module, trainer.optimizers)
+        named = list(pl_module.named_parameters(remove_duplicate=False))
+        self.multipliers_, self.levels_ = {}, self._rates[0].levels
+        for optimizer, rates in zip(trainer.optimizers, self._rates, strict=True):
+            # Frozen parameters get theirs too: they may join an optimizer mid-run.
+            factors = {p: rates.multipliers[n] for n, p in named if n in rates.multipliers}
+            fixed = [p for n, p in named if n in rates.no_weight_decay]
+            each = stepping_optimizers(optimizer)
+            self._steps.append([ScaledStep(inner, factors, fixed) for inner in each])
+            self.multipliers_ |= rates.multipliers
+        known = {p for _, p in named}
+        if any(p not in known for o in trainer.optimizers for g in o.param_groups for p in g["params"]):
+            rank_zero_warn(
+                "LayerwiseLRDecay: an optimizer holds parameters that are not in "
+                f"{type(pl_module).__name__}; they learn at the full rate. Assign what they belong "
+                "to to an attribute of the module to count them."
+            )
 
     def _explain(self, trainer: Trainer) -> None:
         reason = "; ".join(dict.fromkeys(rates.reason for rates in self._rates))
@@ -135,14 +148,20 @@ class LayerwiseLRDecay(DecidingCallback):
         watched = any(
             is_lightning_class(c, "callbacks.LearningRateMonitor") for c in trainer.callbacks
         )
-        if not (watched and trainer.loggers):
-            return
-        for i, (optimizer, rates) in enumerate(zip(trainer.optimizers, self._rates, strict=True)):
-            base = float(optimizer.param_groups[0]["lr"])
-            prefix = f"lr-layerwise-{i}" if i else "lr-layerwise"
-            metrics = {f"{prefix}/level_{depth}": base * m for depth, m in rates.levels.items()}
+        if watched and trainer.loggers:
+            metrics = dict(self._effective_rates(trainer))
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step=trainer.global_step)
+
+    def _effective_rates(self, trainer: Trainer) -> Iterator[tuple[str, float]]:
+        for i, (optimizer, rates) in enumerate(zip(trainer.optimizers, self._rates, strict=False)):
+            depth_of = {factor: depth for depth, factor in rates.levels.items()}
+            for j, group in enumerate(optimizer.param_groups):
+                name = f"lr-layerwise{f'-{i}' * (i > 0)}"
+                name += f"/pg{j + 1}" * (len(optimizer.param_groups) > 1)
+                for factor in self._steps[i][0].factors_of(group):
+                    rate = float(group["lr"]) * factor
+                    yield f"{name}/level_{depth_of.get(factor, max(rates.levels))}", rate
 
     def on_train_batch_end(
         self,
@@ -152,7 +171,7 @@ class LayerwiseLRDecay(DecidingCallback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        for step in self._steps:  # the user may have caught what a step raised
+        for step in self._all_steps():  # the user may have caught what a step raised
             step.restore()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -171,68 +190,33 @@ class LayerwiseLRDecay(DecidingCallback):
         super().load_state_dict(state_dict)
         self._group_state = state_dict["group_state"]
 
+    def _all_steps(self) -> Iterator[ScaledStep]:
+        for steps in self._steps:
+            yield from steps
+
     def _current_group_state(self) -> list[Any]:
-        return [step.group_state() for step in self._steps] or self._group_state
+        return [step.group_state() for step in self._all_steps()] or self._group_state
+
+    def _load_group_state(self) -> None:
+        for step, state in zip(self._all_steps(), self._group_state, strict=False):
+            step.load_group_state(state)
 
     def _finish(self) -> None:
+        for step in self._all_steps():
+            step.restore()
         self._group_state = self._current_group_state()
         self._detach()
 
     def _detach(self) -> None:
-        for step in self._steps:
+        for step in self._all_steps():
             step.detach()
         self._steps = []
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy belongs to no running fit, so it takes none of the optimizers' hooks along.
-        return {**self.__dict__, "_steps": []}
+        return {**self.__dict__, "_steps": [], "_seen": []}
 
 
-def _check(optimizer: Any) -> None:
-    name = type(optimizer).__name__
-    if not isinstance(getattr(optimizer, "param_groups", None), list):
-        raise TypeError(
-            f"optimizer {name} has no param_groups, so its parameters cannot have different "
-            "rates; use a torch.optim.Optimizer such as AdamW"
-        )
-    if not hasattr(optimizer, "register_step_pre_hook"):
-        raise TypeError(
-            f"optimizer {name} is not a torch.optim.Optimizer and cannot be hooked; return one "
-            "from configure_optimizers"
-        )
-    if isinstance(optimizer, LBFGS):
-        raise ValueError(
-            "LBFGS takes one step for all parameters together and allows one rate only; use "
-            "AdamW or SGD with LayerwiseLRDecay"
-        )
-
-
-def _counted(
-    pl_module: LightningModule, named: list[tuple[str, Parameter]], held: list[set[Parameter]]
-) -> tuple[Layer, list[str]]:
-    """The module's layers without a frozen network at its end."""
-    trained = {n for n, p in named if p.requires_grad and any(p in group for group in held)}
-    if not trained:
-        raise ValueError(
-            f"{type(pl_module).__name__} has no trainable parameter in an optimizer; unfreeze "
-            "some and return them from configure_optimizers"
-        )
-    return without_frozen_tail(layers_from_module(pl_module), trained)
-
-
-def _parts(
-    network: Layer, named: list[tuple[str, Parameter]], held: list[set[Parameter]]
-) -> list[Layer]:
-    """For each optimizer, the part of the network whose depths count.
-
-    Optimizers over separate sub-networks count each their own; optimizers that share one (Muon
-    for the matrices, AdamW for the rest) count the whole.
-    """
-    known = {p.name for p in network.all_parameters()}
-    names = [{n for n, p in named if p in group and n in known} for group in held]
-    if len(held) == 1 or not all(names):
-        return [network] * len(held)
-    parts = [smallest_holding(network, group) for group in names]
-    inside = [{p.name for p in part.all_parameters()} for part in parts]
-    separate = sum(map(len, inside)) == len(set().union(*inside))
-    return parts if separate else [network] * len(held)
+def _groups(trainer: Trainer) -> list[Any]:
+    """What changes when parameters join an optimizer, or another optimizer takes over."""
+    return [(id(o), [len(group["params"]) for group in o.param_groups]) for o in trainer.optimizers]
