@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 _OURS = "lightning-keras-ext"
 
 
 def require_ours(package: str) -> None:
-    """Import a sibling package and make sure that it is this distribution's.
+    """Make sure that a sibling package is this distribution's, without running another's code.
 
     `lightning_ext` holds the same few lines: the adapters never import each other, and what is
     shared lives in `strategies`, the very package that may be shadowed.
@@ -19,14 +21,22 @@ def require_ours(package: str) -> None:
     Raises:
         ImportError: Another module of that name comes first on the import path.
     """
-    module = importlib.import_module(package)
-    if getattr(module, "__distribution__", None) == _OURS:
-        return
-    where = getattr(module, "__file__", None) or list(getattr(module, "__path__", ["?"]))[0]
-    raise ImportError(
-        f"{__package__} needs the {package!r} package of {_OURS}, but {where} comes first on the "
-        f"import path and shadows it. Rename that file or folder (for example my_{package}), or "
-        "start Python from another folder.",
-        name=package,
-        path=str(where),
-    )
+    if (module := sys.modules.get(package)) is not None:
+        ours = getattr(module, "__distribution__", None) == _OURS
+        file, folders = getattr(module, "__file__", None), getattr(module, "__path__", ())
+    else:
+        # Importing it to look inside would run a user's script called strategies.py once more.
+        spec = find_spec(package)
+        file = spec.origin if spec else None
+        folders = (spec.submodule_search_locations if spec else None) or ()
+        # One distribution's packages lie side by side.
+        ours = any(Path(folder).parent == Path(__file__).parent.parent for folder in folders)
+    if not ours:
+        where = file or next(iter(folders), "nothing")
+        raise ImportError(
+            f"{__package__} needs the {package!r} package of {_OURS}, but {where} comes first on "
+            "the import path and shadows it. Rename that file or folder (for example "
+            f"my_{package}), or start Python from another folder.",
+            name=package,
+            path=str(where),
+        )

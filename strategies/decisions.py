@@ -65,7 +65,8 @@ class DecisionLog(Sequence[Decision]):
             **numbers: The figures behind the reason.
         """
         plain = {name: float(value) for name, value in numbers.items()}
-        decision = Decision(self._clock(), int(step), self.callback, action, reason, plain)
+        now = float(self._clock())
+        decision = Decision(now, int(step), self.callback, action, reason, plain)
         self._decisions.append(decision)
         return decision
 
@@ -79,7 +80,9 @@ class DecisionLog(Sequence[Decision]):
 
     def load_state_dict(self, state: Iterable[Mapping[str, Any]]) -> None:
         """Replace the log by what `state_dict` returned."""
-        self._decisions = [Decision(**entry) for entry in state]
+        self._decisions = [
+            Decision(**{**entry, "numbers": dict(entry["numbers"])}) for entry in state
+        ]
 
     @overload
     def __getitem__(self, index: int) -> Decision: ...

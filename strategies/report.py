@@ -41,7 +41,7 @@ def print_decisions(decisions: Iterable[Decision], file: TextIO | None = None) -
     for row in rows:
         table.add_row(*row)
     # Off a terminal rich assumes 80 columns and folds every reason into a sliver.
-    console = Console(file=file, markup=False, highlight=False)
+    console = Console(file=file, markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = 120
     console.print(table)

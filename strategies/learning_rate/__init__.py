@@ -1,14 +1,18 @@
 """Learning-rate rules: which parameter learns how fast."""
 
 from strategies.learning_rate.depth import parameter_depths
+from strategies.learning_rate.groups import Groups
 from strategies.learning_rate.layerwise import (
     LayerwiseDecay,
     LayerwiseRates,
     layerwise_multipliers,
 )
-from strategies.learning_rate.structure import Layer, Parameter, layers_from_names
+from strategies.learning_rate.names import layers_from_names
+from strategies.learning_rate.parts import smallest_holding, without_frozen_tail
+from strategies.learning_rate.structure import Layer, Parameter
 
 __all__ = [
+    "Groups",
     "Layer",
     "LayerwiseDecay",
     "LayerwiseRates",
@@ -16,4 +20,6 @@ __all__ = [
     "layers_from_names",
     "layerwise_multipliers",
     "parameter_depths",
+    "smallest_holding",
+    "without_frozen_tail",
 ]

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Literal
 
-from strategies.learning_rate.structure import Layer, Parameter, looks_like_embedding
-
-Groups = Sequence[str] | Callable[[str], int]
-
-_HEAD = re.compile(
-    r"^(heads?|fc|classifier|pre_classifier|lm_head|cls|score|qa_outputs|logits|predictions"
-    r"|pooler|output_layer|logit_scale|logit_bias|temperature)$"
+from strategies.learning_rate.groups import Groups, check_groups, depths_by_groups
+from strategies.learning_rate.structure import (
+    Layer,
+    Parameter,
+    last_part,
+    looks_like_embedding,
+    looks_like_head,
 )
 
 
@@ -27,7 +24,11 @@ def parameter_depths(network: Layer, groups: Groups | None = None) -> dict[str, 
     merely hold such lists are looked into. Each block is a level, what precedes the first is
     level 0, what follows the last is the head, and what stands between two blocks is a level of
     its own, but for norms, which share the level before them. A network without blocks has one
-    level for each layer that has weights. A shared parameter counts at its deepest use.
+    level for each layer that has weights. Parameters outside of any layer count as embeddings if
+    they are called so, else as head, as in BEiT. A shared parameter counts at its deepest use.
+
+    Networks follow one another in the order of definition, unless each has a head of its own (a
+    student and its teacher, an ensemble): those stand side by side, all heads on one level.
 
     Whether a parameter is trainable never enters, so freezing one cannot shift another.
 
@@ -35,9 +36,9 @@ def parameter_depths(network: Layer, groups: Groups | None = None) -> dict[str, 
         network: The root of the tree.
         groups: The user's own levels instead. Either patterns from the input to the output,
             where pattern `i` claims depth `i` and what none claims is one level above the last;
-            or a callable from parameter name to depth. A pattern is a shell-style wildcard over
-            the full name (`"blocks.*.mlp.*"`) or the name of a layer (`"blocks.0"` claims all
-            below it). Default: None.
+            or a callable from parameter name to depth. A pattern is the full name of a layer or
+            parameter, with shell-style wildcards (`"blocks.*.mlp"`, `"*.bias"`); a layer's name
+            claims all below it (`"blocks.1"` does not claim `"blocks.10"`). Default: None.
 
     Returns:
         Depth by parameter name, in the order of the network.
@@ -64,164 +65,182 @@ def parameter_depths(network: Layer, groups: Groups | None = None) -> dict[str, 
         raise ValueError("the network has no parameters; build the model before asking for depths")
     if groups is None:
         depths = _depths_by_structure(network)
-    elif callable(groups):
-        depths = {p.name: _checked_depth(groups(p.name), p.name) for p in parameters}
     else:
-        depths = _depths_by_pattern([p.name for p in parameters], groups)
+        depths = depths_by_groups([p.name for p in parameters], groups)
     deepest: dict[Hashable, int] = {}
     for p in parameters:
         deepest[p.identity] = max(depths[p.name], deepest.get(p.identity, 0))
     return {p.name: deepest[p.identity] for p in parameters}
 
 
-def _checked_depth(depth: object, name: str) -> int:
-    if isinstance(depth, bool) or not hasattr(depth, "__index__"):
-        raise TypeError(
-            f"groups({name!r}) returned {depth!r}; return the depth as a whole number >= 0"
-        )
-    if (number := int(depth.__index__())) < 0:
-        raise ValueError(f"groups({name!r}) returned {number}; return a depth >= 0 (0 = input)")
-    return number
-
-
-def _depths_by_pattern(names: Sequence[str], patterns: Sequence[str]) -> dict[str, int]:
-    depths: dict[str, int] = {}
-    for depth, pattern in enumerate(patterns):
-        claimed = [name for name in names if _claims(pattern, name)]
-        if not claimed:
-            raise ValueError(
-                f"groups[{depth}]={pattern!r} matches no parameter; use a layer's name or a "
-                f"wildcard over names such as {names[0]!r} or {names[-1]!r}"
-            )
-        for name in claimed:
-            if name in depths:
-                raise ValueError(
-                    f"groups[{depths[name]}]={patterns[depths[name]]!r} and "
-                    f"groups[{depth}]={pattern!r} both claim {name!r}; make the patterns disjoint"
-                )
-            depths[name] = depth
-    return {name: depths.get(name, len(patterns)) for name in names}
-
-
-def check_groups(groups: object) -> None:
-    """Raise what `parameter_depths` would raise for `groups` on every network."""
-    if groups is None or callable(groups):
-        return
-    if isinstance(groups, str) or not isinstance(groups, Sequence):
-        raise TypeError(
-            f"groups={groups!r} must be a list of name patterns from the input to the output, "
-            "or a callable from parameter name to depth"
-        )
-    if not groups:
-        raise ValueError("groups=[] names no level; pass at least one pattern, or None")
-    for i, pattern in enumerate(groups):
-        if not isinstance(pattern, str) or not pattern:
-            raise TypeError(f"groups[{i}]={pattern!r} must be a non-empty string")
-
-
-def _claims(pattern: str, name: str) -> bool:
-    below_layer = name.startswith(pattern) and name[len(pattern) : len(pattern) + 1] in ("", ".", "/")
-    return below_layer or fnmatchcase(name, pattern)
+_Part = Literal["stem", "called stem", "layer", "norm", "block", "called head", "head", "loose"]
 
 
 @dataclass(frozen=True)
 class _Unit:
-    """Parameters that always share a level."""
+    """Parameters that always share a level.
+
+    Args:
+        parameters: What shares the level.
+        part: Which part of the network it is. "called stem" and "called head" are known by a name
+            only, which a layer in the middle may have too; "loose" is outside of any layer.
+        whole: Name of the head or of the part without blocks that it belongs to, if any.
+    """
 
     parameters: tuple[Parameter, ...]
-    part: Literal["stem", "layer", "norm", "block", "head"]
+    part: _Part
+    whole: str | None = None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where in the network a layer is: in a stage, under a head, in a part without blocks."""
+
+    in_stage: bool = False
+    head: Literal["called head", "head"] | None = None
+    whole: str | None = None
 
 
 def _depths_by_structure(network: Layer) -> dict[str, int]:
-    units = _in_order(list(_units(network)))
+    networks = _side_by_side(network)
+    if len(networks) < 2:
+        return _depths_in_series(list(_units(network.unwrapped)))
+    own = {part: _depths_by_structure(part) for part in networks}
+    deepest = max(networks, key=lambda part: max(own[part].values()))
+    others = [part for part in networks if part is not deepest]
+    depths = _depths_by_structure(network.without(others))
+    top = max(depths[p.name] for p in deepest.all_parameters())
+    for other in others:
+        lift = top - max(own[other].values())
+        depths |= {name: depth + lift for name, depth in own[other].items()}
+    return depths
+
+
+def _side_by_side(network: Layer) -> list[Layer]:
+    """Networks with blocks and a head of their own: no computation goes through two heads."""
+    found = {
+        child: inside
+        for child in network.unwrapped.children
+        if child.holds_blocks and ((inside := _side_by_side(child)) or _ends_in_head(child))
+    }
+    return next(iter(found.values())) if len(found) == 1 else list(found)
+
+
+def _ends_in_head(network: Layer) -> bool:
+    units = list(_units(network))
+    last = max((i for i, unit in enumerate(units) if unit.part == "block"), default=-1)
+    fc = [child.name for child in network.unwrapped.children if child.short_name == "fc"]
+    return any(unit.part == "head" for unit in units) or any(
+        unit.part == "called head" and unit.whole in fc for unit in units[last + 1 :]
+    )
+
+
+def _depths_in_series(units: list[_Unit]) -> dict[str, int]:
+    loose = [unit for unit in units if unit.part == "loose"]
+    units = _in_order([unit for unit in units if unit.part != "loose"])
     blocks = [i for i, unit in enumerate(units) if unit.part == "block"]
     first, last = (blocks[0], blocks[-1]) if blocks else (0, len(units))
     depths: dict[str, int] = {}
-    level = -1
+    level, whole = -1, None
     for i, unit in enumerate(units):
+        same_part = bool(blocks) and unit.whole is not None and unit.whole == whole
         if i < first or unit.part == "stem":
             level = 0
-        elif i == last + 1 or (i <= last and unit.part != "norm"):
+        elif i == last + 1 or (i <= last and unit.part != "norm" and not same_part):
             level += 1
+        whole = unit.whole
         # A norm before everything else goes with the first layer.
         depths |= {p.name: max(level, 0) for p in unit.parameters}
-    return depths
+    return depths | {p.name: max(level, 0) for unit in loose for p in unit.parameters}
 
 
 def _in_order(units: list[_Unit]) -> list[_Unit]:
     """Stem first and head last, wherever the module defined them."""
-    if all(unit.part == "head" for unit in units):  # "classifier" was the whole network
-        return [replace(unit, part="layer") for unit in units]
-    rank = {"stem": 0, "head": 2}
-    return [
-        replace(unit, part="layer") if unit.part == "head" else unit
-        for unit in sorted(units, key=lambda unit: rank.get(unit.part, 1))
-    ]
+    units = list(_settled(units))
+    heads = [unit for unit in units if unit.part == "head"]
+    rest = [unit for unit in units if unit.part != "head"]
+    if len({unit.whole for unit in heads}) > 1:  # heads of several tasks are on one level
+        heads = [_Unit(tuple(p for unit in heads for p in unit.parameters), "head")]
+    rest.sort(key=lambda unit: unit.part != "stem")
+    return rest + [replace(unit, part="layer") for unit in heads]
 
 
-def _units(layer: Layer, nested: bool = False, head: bool = False) -> Iterator[_Unit]:
-    head = head or (bool(_HEAD.match(layer.short_name)) and not _holds_block_list(layer))
-    if layer.role == "norm" or layer.weight_layers <= 1 or _is_attention_like(layer):
-        if parameters := tuple(layer.all_parameters()):
-            yield _Unit(parameters, _part(layer, head))
-        return
+def _settled(units: list[_Unit]) -> Iterator[_Unit]:
+    """Decide by the place of a unit what its name leaves open.
+
+    What is called an embedding but follows all blocks is the output of a network for metric
+    learning. What is called "fc" is the head of a network that follows, or else a layer like any
+    other.
+    """
+    layers = [i for i, unit in enumerate(units) if unit.part in ("layer", "block")]
+    blocks = [i for i in layers if units[i].part == "block"]
+    start = layers[0] if layers else len(units)
+    end = blocks[-1] if blocks else start
+    network_follows = bool(blocks) or all(units[i].whole for i in layers)
+    for i, unit in enumerate(units):
+        if unit.part == "called stem":
+            yield replace(unit, part="stem" if i < end else "layer")
+        elif unit.part == "called head":
+            yield replace(unit, part="head" if i < start and network_follows else "layer")
+        else:
+            yield unit
+
+
+def _units(network: Layer) -> Iterator[_Unit]:
+    if network.is_composite:
+        yield from _units_below(network, _Place())
+    else:
+        yield _Unit(tuple(network.all_parameters()), "layer")
+
+
+def _units_below(layer: Layer, place: _Place) -> Iterator[_Unit]:
     for parameter in layer.parameters:
-        yield _Unit((parameter,), _part(parameter, head))
-    blocks = _is_block_list(layer, nested)
+        yield _Unit((parameter,), _part_of_parameter(parameter, place), place.whole)
+    blocks = () if place.head else layer.blocks(place.in_stage)
     for child in layer.children:
-        if blocks and child.is_composite and not _is_stage(child):
+        head = place.head or _head_called(child, layer)
+        starts_whole = head != place.head or (child.is_composite and not child.holds_blocks)
+        whole = place.whole or (child.name if starts_whole else None)
+        if not child.is_composite or _is_attention_like(child):
+            if child.has_parameters:
+                part = head or _part_of_layer(child, place)
+                yield _Unit(tuple(child.all_parameters()), part, whole)
+        elif child in blocks and not head and not child.is_stage:
             yield _Unit(tuple(child.all_parameters()), "block")
         else:
-            yield from _units(child, nested=blocks, head=head)
+            yield from _units_below(child, _Place(place.in_stage or bool(blocks), head, whole))
 
 
-def _part(item: Layer | Parameter, head: bool) -> Literal["stem", "layer", "norm", "head"]:
-    short = re.split(r"[./]", item.name)[-1]
-    if head or (isinstance(item, Parameter) and _HEAD.match(short)):
-        return "head"
-    if looks_like_embedding(short) or (isinstance(item, Layer) and item.role == "embedding"):
+def _head_called(layer: Layer, parent: Layer) -> Literal["called head", "head"] | None:
+    if not looks_like_head(layer.short_name):
+        return None
+    # A head may hold blocks; but where it holds all there are, it is the network.
+    if layer.holds_blocks and not any(
+        other.holds_blocks for other in parent.children if not looks_like_head(other.short_name)
+    ):
+        return None
+    return "called head" if layer.short_name == "fc" else "head"
+
+
+def _part_of_layer(layer: Layer, place: _Place) -> _Part:
+    called_stem = looks_like_embedding(layer.short_name)
+    if layer.role == "embedding" or (layer.role == "norm" and called_stem):
         return "stem"
-    return "norm" if isinstance(item, Layer) and not item.weight_layers else "layer"
+    # A stage may embed patches anew; only the first such embedding is the stem.
+    if called_stem and not place.in_stage:
+        return "called stem"
+    return "layer" if layer.weight_layers else "norm"
+
+
+def _part_of_parameter(parameter: Parameter, place: _Place) -> _Part:
+    if place.head is not None:
+        return place.head
+    if looks_like_embedding(last_part(parameter.name)):
+        return "stem"
+    # Own parameters come before all layers in every definition, so their place says nothing.
+    return "loose" if place.whole is None and not place.in_stage else "norm"
 
 
 def _is_attention_like(layer: Layer) -> bool:
     """A layer with weights of its own and one inner projection, as `nn.MultiheadAttention`."""
-    return bool(layer.parameters) and bool(layer.name) and layer.weight_layers == 2
-
-
-def _is_block_list(layer: Layer, nested: bool) -> bool:
-    """Whether the children are blocks that follow one another.
-
-    `nested` says that the layer is itself an element of such a list: a stage may hold one block.
-    """
-    weighted = [child for child in layer.children if child.weight_layers]
-    composite = [child for child in weighted if child.is_composite]
-    # A squeeze-excitation among three convolutions does not make the list one of blocks.
-    if not composite or 2 * len(composite) < len(weighted):
-        return False
-    alike = Counter(child.kind for child in composite).most_common(1)[0][1]
-    if layer.role == "list":
-        single = len(weighted) == 1 and not _holds_block_list(composite[0])
-        # Different kinds in one list (self-attention, cross-attention, MLP) make up one block.
-        return 2 * alike > len(composite) and (alike >= 2 or nested or single)
-    # Blocks held as attributes (block1, block2); two whole networks side by side are not.
-    plain = [c for c in composite if c.role != "list" and not _holds_block_list(c)]
-    return any(count >= 2 for count in Counter(c.kind for c in plain).values()) and not any(
-        _holds_block_list(child) or child.role == "list" for child in composite
-    )
-
-
-def _holds_block_list(layer: Layer) -> bool:
-    return _is_block_list(layer, nested=False) or any(
-        _holds_block_list(child) for child in layer.children if child.is_composite
-    )
-
-
-def _is_stage(layer: Layer) -> bool:
-    """Whether a block list is all that it holds, but for a down-sampling layer or norms."""
-    if _is_block_list(layer, nested=True):
-        return layer.role == "list"
-    inner = [child for child in layer.children if child.is_composite]
-    return bool(inner) and all(
-        child.role == "list" and _is_block_list(child, nested=True) for child in inner
-    )
+    return bool(layer.parameters) and layer.weight_layers == 2

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
-from strategies.learning_rate.depth import Groups, check_groups, parameter_depths
-from strategies.learning_rate.structure import Layer, layers_from_names
+from strategies.learning_rate.depth import parameter_depths
+from strategies.learning_rate.groups import Groups, check_groups
+from strategies.learning_rate.names import layers_from_names
+from strategies.learning_rate.structure import Layer
 
 
 def layerwise_multipliers(
@@ -87,7 +91,8 @@ class LayerwiseDecay:
     no_decay_on_bias_and_norm: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.decay, bool) or not isinstance(self.decay, (int, float)):
+        decay: object = self.decay
+        if isinstance(decay, bool) or not isinstance(decay, Real):
             raise TypeError(f"decay={self.decay!r} must be a number in (0, 1], such as 0.75")
         if math.isnan(self.decay) or not 0 < self.decay <= 1:
             raise ValueError(
@@ -114,7 +119,9 @@ class LayerwiseDecay:
             network = layers_from_names(network)
         depths = parameter_depths(network, self.groups)
         top = max(depths.values())
-        multipliers = {name: float(self.decay) ** (top - d) for name, d in depths.items()}
+        decay = float(self.decay)
+        # Hundreds of levels would underflow to 0, and a factor of 0 is not in (0, 1].
+        multipliers = {n: max(decay ** (top - d), sys.float_info.min) for n, d in depths.items()}
         return LayerwiseRates(
             multipliers, depths, self._no_weight_decay(network), _reason(multipliers, depths)
         )

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 Role = Literal["layer", "norm", "embedding", "list"]
 
-_NORM_NAME = re.compile(r"(^|_)(bn|ln)(\d*|_.*)$|norm(alization)?\d*($|_)")
-_NORM_KIND = re.compile(r"norm(alization)?(act)?\d*d?$")
+_NORM_NAME = re.compile(r"(^|_)(bn|ln)(\d*|_.*)$|norm(alization)?\d*($|_)|^p_?re_?lu")
+_NORM_KIND = re.compile(r"norm(alization)?(act)?\d*d?$|^p_?relu$")
 _EMBEDDING = re.compile(
-    r"embed|^(wte|wpe|cls_token|class_token|dist_token|mask_token|reg_token|stem)$"
+    r"embed|(^|_)embs?($|_)|^pos(ition(s|al)?)?($|_)"
+    r"|^(wte|wpe|(cls|class|dist|mask|reg|register)_tokens?|stem)$"
 )
+# Classifiers by any name, and BEiT's bias shared by all blocks, which the last one uses too.
+_HEAD = re.compile(
+    r"^((?!multi|pre_)(\w+_)?(heads?|classifier|logits)|head_\w+|fc|cls|score|qa_outputs"
+    r"|predictions|output_layer|aux(\d|_|logits)\w*|rel(ative)?_pos(ition)?_bias)$",
+    re.IGNORECASE,
+)
+# What stands side by side, and what is added to a layer from outside, make no layers of their own.
+_BESIDE = re.compile(r"^(experts|branches|heads)$")
+_ADDED = re.compile(r"^(parametrizations$|lora_)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +57,8 @@ class Layer:
     Args:
         name: Full name; `""` for the root.
         kind: Class of the layer; equal layers have equal kinds.
-        role: `"norm"`, `"embedding"`, `"list"` (a container that applies its elements in order,
+        role: `"norm"` (or anything else without a depth of its own, such as a learned
+            activation), `"embedding"`, `"list"` (a container that applies its elements in order,
             such as `nn.Sequential`, `nn.ModuleList` or a functional Keras model), or `"layer"`
             for everything else. Default: `"layer"`.
         parameters: Parameters that belong to this layer itself. Default: none.
@@ -64,32 +76,131 @@ class Layer:
     parameters: tuple[Parameter, ...] = ()
     children: tuple[Layer, ...] = ()
 
-    @property
+    @cached_property
     def short_name(self) -> str:
         """Last part of the name."""
-        return re.split(r"[./]", self.name)[-1]
+        return last_part(self.name)
 
     @cached_property
     def weight_layers(self) -> int:
         """How many layers at or below this one hold parameters and are not norms."""
         own = int(bool(self.parameters) and self.role != "norm")
-        return own + sum(child.weight_layers for child in self.children)
+        total = own + sum(child.weight_layers for child in self.children)
+        one = _BESIDE.match(self.short_name) or any(
+            _ADDED.match(child.short_name) for child in self.children
+        )
+        return min(total, 1) if one else total
+
+    @cached_property
+    def has_parameters(self) -> bool:
+        """Whether there is a parameter at or below this layer."""
+        return bool(self.parameters) or any(child.has_parameters for child in self.children)
+
+    @property
+    def unwrapped(self) -> Layer:
+        """The first layer on the way down that does more than wrap another."""
+        layer = self
+        while not layer.parameters:
+            inner = [child for child in layer.children if child.has_parameters]
+            if len(inner) != 1:
+                break
+            layer = inner[0]
+        return layer
 
     @cached_property
     def is_composite(self) -> bool:
         """Whether it is made of at least two layers with weights, as a residual block is."""
         return self.weight_layers >= 2
 
+    @cached_property
+    def holds_blocks(self) -> bool:
+        """Whether it, or anything below it, is a list of blocks."""
+        return bool(self.blocks()) or any(
+            child.holds_blocks for child in self.children if child.is_composite
+        )
+
+    @cached_property
+    def is_stage(self) -> bool:
+        """Whether it is made of lists of blocks for the most part.
+
+        An element of a list of blocks that is a stage, as in Swin or EfficientNet, is no block:
+        its own elements are.
+        """
+        if self.role == "list" and self.blocks(in_stage=True):
+            return True
+        composite = [child for child in self.children if child.is_composite]
+        lists = [c for c in composite if c.role == "list" and c.blocks(in_stage=True)]
+        if not any(child.blocks() for child in lists) and len(lists) < len(composite):
+            return False  # attention and MLP, each in a list, are one block
+        return 2 * sum(child.weight_layers for child in lists) > self.weight_layers
+
+    def blocks(self, in_stage: bool = False) -> tuple[Layer, ...]:
+        """The children that are blocks and follow one another; none if it is no list of blocks.
+
+        Args:
+            in_stage: Whether it is inside a stage, which may hold a single block. Default: False.
+        """
+        weighted = [child for child in self.children if child.weight_layers]
+        composite = tuple(child for child in weighted if child.is_composite)
+        # A squeeze-excitation among three convolutions does not make the list one of blocks.
+        if not composite or 2 * len(composite) < len(weighted):
+            return ()
+        if self.role == "list":
+            # A list of one block starts with it; what follows a pooling layer is no such list.
+            starts = weighted[0].short_name == "0" or not weighted[0].short_name.isdecimal()
+            lone = len(weighted) == 1 and starts and not weighted[0].holds_blocks
+            # Different kinds in one list (self-attention, cross-attention, MLP) make up one block.
+            found = _most_alike(composite) >= 2 or (len(composite) == 1 and (in_stage or lone))
+            return composite if found else ()
+        # Blocks held as attributes (block1, block2); two whole networks side by side are not.
+        plain = tuple(child for child in composite if child.role != "list")
+        found = _most_alike(plain) >= 2 and not any(child.holds_blocks for child in composite)
+        return plain if found else ()
+
     def walk(self) -> Iterator[Layer]:
         """This layer and all below it, in order."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
+        pending = [self]
+        while pending:
+            layer = pending.pop()
+            yield layer
+            pending.extend(reversed(layer.children))
 
     def all_parameters(self) -> Iterator[Parameter]:
         """Parameters of this layer and of all below it, in order."""
         for layer in self.walk():
             yield from layer.parameters
+
+    def without(self, dropped: Collection[Layer]) -> Layer:
+        """This layer without some of the layers below it."""
+        children = tuple(c.without(dropped) for c in self.children if c not in dropped)
+        return self if children == self.children else replace(self, children=children)
+
+
+def _most_alike(layers: Collection[Layer]) -> int:
+    return max(Counter(map(_full_kind, layers)).values(), default=0)
+
+
+def _full_kind(layer: Layer) -> tuple[str, ...]:
+    """Kind of a layer and of what it wraps: `PreNorm(Attention)` is not `PreNorm(MLP)`."""
+    kinds = [layer.kind]
+    while not layer.parameters:
+        inner = [child for child in layer.children if child.weight_layers]
+        if len(inner) != 1 or inner[0].role == "list":
+            break
+        layer = inner[0]
+        # `_orig_mod` or `_checkpoint_wrapped_module` around some blocks makes them no other kind.
+        kinds = [layer.kind] if layer.short_name.startswith("_") else [*kinds, layer.kind]
+    return tuple(kinds)
+
+
+def last_part(name: str) -> str:
+    """Last part of a dotted or slashed name.
+
+    Example:
+        >>> last_part("encoder.layer.0.attention"), last_part("dense/kernel")
+        ('attention', 'kernel')
+    """
+    return re.split(r"[./]", name)[-1]
 
 
 def looks_like_norm(name: str) -> bool:
@@ -103,7 +214,7 @@ def looks_like_norm(name: str) -> bool:
 
 
 def is_norm_kind(kind: str) -> bool:
-    """Whether a class name (`BatchNorm2d`, `RMSNormalization`) says normalisation.
+    """Whether a class (`BatchNorm2d`, `RMSNormalization`, `PReLU`) has no depth of its own.
 
     Example:
         >>> is_norm_kind("LlamaRMSNorm"), is_norm_kind("Conv2dNormActivation")
@@ -119,65 +230,14 @@ def looks_like_embedding(name: str) -> bool:
         >>> looks_like_embedding("pos_embed"), looks_like_embedding("conv1")
         (True, False)
     """
-    return bool(_EMBEDDING.search(name))
+    return bool(_EMBEDDING.search(name.lower()))
 
 
-def layers_from_names(names: Iterable[str]) -> Layer:
-    """Build the tree from dotted (or slashed) parameter names alone.
-
-    A level whose parts are all numbers is taken for a list of blocks; norms and embeddings are
-    told by their names; two layers are equal when their parameters are called the same. Where
-    the real modules are at hand, build `Layer`s from them instead: names cannot tell a norm that
-    is called `1` in an `nn.Sequential`.
-
-    Args:
-        names: Parameter names from the input to the output, for example
-            `[name for name, _ in module.named_parameters()]`.
-
-    Raises:
-        ValueError: A name is empty or comes twice.
+def looks_like_head(name: str) -> bool:
+    """Whether a layer's own name (`classifier`, `lm_head`, `fc`) says that it ends the network.
 
     Example:
-        >>> root = layers_from_names(["blocks.0.w", "blocks.1.w", "norm.weight"])
-        >>> [(layer.name, layer.role) for layer in root.children]
-        [('blocks', 'list'), ('norm', 'norm')]
+        >>> looks_like_head("lm_head"), looks_like_head("multi_head")
+        (True, False)
     """
-    split: list[tuple[tuple[str, ...], str]] = []
-    seen: set[str] = set()
-    for name in names:
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"parameter names must be non-empty strings, got {name!r}")
-        if name in seen:
-            raise ValueError(f"parameter name {name!r} comes twice; names must be unique")
-        seen.add(name)
-        split.append((tuple(re.split(r"[./]", name)), name))
-    return _grow("", split, depth=0)
-
-
-def _grow(name: str, entries: list[tuple[tuple[str, ...], str]], depth: int) -> Layer:
-    own = tuple(
-        Parameter(full, is_bias=parts[-1].endswith("bias"))
-        for parts, full in entries
-        if len(parts) == depth + 1
-    )
-    below: dict[str, list[tuple[tuple[str, ...], str]]] = {}
-    for parts, full in entries:
-        if len(parts) > depth + 1:
-            below.setdefault(parts[depth], []).append((parts, full))
-    children = tuple(
-        _grow(_prefix(group[0][1], group[0][0], depth + 1), group, depth + 1)
-        for group in below.values()
-    )
-    short = entries[0][0][depth - 1] if depth else ""
-    role: Role = "layer"
-    if children and not own and all(part.isdecimal() for part in below):
-        role = "list"
-    elif not children and looks_like_norm(short):
-        role = "norm"
-    kind = ",".join(sorted(".".join(parts[depth:]) for parts, _ in entries))
-    return Layer(name, kind, role, own, children)
-
-
-def _prefix(full: str, parts: tuple[str, ...], depth: int) -> str:
-    """The first `depth` parts of a name, with the separators it was written with."""
-    return full[: sum(len(part) + 1 for part in parts[:depth]) - 1]
+    return bool(_HEAD.match(name))

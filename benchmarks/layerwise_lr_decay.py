@@ -1,0 +1,114 @@
+"""What `LayerwiseLRDecay` costs per step, and what it gains in fine-tuning.
+
+    python -m benchmarks.layerwise_lr_decay [--part step|gain|all] [--quick] [--out DIR]
+
+`benchmarks/README.md` describes both parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks import _layerwise_gain as gain
+from benchmarks import _layerwise_steps as step
+from benchmarks._layerwise_tables import report
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("torch", "lightning", "keras", "tensorflow", "jax", "scikit-learn", "numpy")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for, and write the results."""
+    options = parse(arguments)
+    out = options.out or (None if options.quick else RESULTS)
+    results = read(out)
+    for part in ("step", "gain"):
+        if options.part not in (part, "all"):
+            continue
+        before = setting()
+        if part == "step":
+            results["step"] = merged(results.get("step", {}), measure_steps(options))
+        else:
+            results["gain"] = gain.measure(gain.QUICK if options.quick else gain.Plan())
+        after = setting()
+        results[part]["run"] = {**before, "load_after": after["load_before"], "end": after["date"]}
+    page = report(results)
+    print(page)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "layerwise_lr_decay.json").write_text(dumps(results))
+        (out / "layerwise_lr_decay.md").write_text(page)
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--part", choices=("step", "gain", "all"), default="all")
+    parser.add_argument("--quick", action="store_true", help="a smoke run, for no figure")
+    parser.add_argument(
+        "--out", type=Path, help="folder for the results; a quick run without it only prints them"
+    )
+    parser.add_argument(
+        "--framework",
+        choices=step.FRAMEWORKS,
+        nargs="+",
+        default=step.FRAMEWORKS,
+        help="time the steps of these only, and keep the other results",
+    )
+    return parser.parse_args(arguments)
+
+
+def measure_steps(options: argparse.Namespace) -> dict[str, Any]:
+    plan = step.QUICK if options.quick else step.Plan()
+    return {"decay": step.DECAY, "cases": step.measure(plan, options.framework)}
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """New cases in place of old ones of the same framework."""
+    measured = {case["framework"] for case in new["cases"]}
+    kept = [case for case in old.get("cases", []) if case["framework"] not in measured]
+    order = {name: i for i, name in enumerate(step.FRAMEWORKS)}
+    cases = sorted(kept + new["cases"], key=lambda case: order[case["framework"]])
+    return {**new, "cases": cases}
+
+
+def read(out: Path | None) -> dict[str, Any]:
+    """Earlier results, so that a run of one part keeps the other."""
+    file = out / "layerwise_lr_decay.json" if out else None
+    return json.loads(file.read_text()) if file and file.exists() else {}
+
+
+def setting() -> dict[str, Any]:
+    """What a figure depends on besides the code."""
+    versions = {"python": sys.version.split()[0]}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "threads": 1,
+        "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "versions": versions,
+    }
+
+
+def dumps(results: dict[str, Any]) -> str:
+    """JSON with every list of numbers on one line."""
+    text = json.dumps(results, indent=1)
+    return re.sub(r"\[[^\[\]{}\"]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

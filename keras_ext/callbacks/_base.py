@@ -1,0 +1,104 @@
+"""What all callbacks of this package share: a decision log, plain state, and one table per fit."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import keras
+
+from strategies.decisions import Decision, DecisionLog
+from strategies.report import print_decisions
+
+
+class DecidingCallback(keras.callbacks.Callback):
+    """A Keras callback that logs its decisions, and starts afresh with each fit.
+
+    Every argument of `__init__` must be kept in an attribute of the same name.
+
+    Attributes:
+        decisions_: What was decided in the last fit.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decisions_ = DecisionLog(type(self).__name__)
+
+    def set_model(self, model: keras.Model) -> None:
+        if not isinstance(model, keras.Model):
+            raise TypeError(
+                f"{type(self).__name__} works on Keras 3 models, got {type(model).__module__}."
+                f"{type(model).__name__}; build the model with `keras` 3, not with `tf_keras`"
+            )
+        super().set_model(model)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self.decisions_.clear()
+        _Fit.of(self).join(self)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        _Fit.of(self).leave(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Decisions so far, as values that JSON can hold."""
+        return {"decisions": self.decisions_.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self.decisions_.load_state_dict(state["decisions"])
+
+    def get_config(self) -> dict[str, Any]:
+        """Arguments to build an equal callback with `from_config`."""
+        return {name: getattr(self, name) for name in _arguments(type(self))}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> DecidingCallback:
+        """Build a callback from what `get_config` returned."""
+        return cls(**config)
+
+    def __repr__(self) -> str:
+        changed = [
+            f"{name}={value!r}"
+            for i, (name, value) in enumerate(self.get_config().items())
+            if i == 0 or value != _arguments(type(self))[name].default
+        ]
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A model is saved by other means; a callback is not to take it along.
+        return self.__dict__ | {"_model": None, "params": None}
+
+
+def _arguments(cls: type) -> dict[str, inspect.Parameter]:
+    return dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
+
+
+class _Fit:
+    """Our callbacks in one fit of one model; the last of them to end prints what all decided."""
+
+    _latest: WeakKeyDictionary[keras.Model, _Fit] = WeakKeyDictionary()
+
+    def __init__(self, params: dict[str, Any] | None) -> None:
+        self.params = params
+        self.running: list[DecidingCallback] = []
+        self.decisions: list[Decision] = []
+
+    @classmethod
+    def of(cls, callback: DecidingCallback) -> _Fit:
+        """The fit that a callback is in; Keras gives one `params` to all callbacks of a fit."""
+        fit = cls._latest.get(callback.model)
+        if fit is None or fit.params is not callback.params:
+            fit = cls._latest[callback.model] = cls(callback.params)
+        return fit
+
+    def join(self, callback: DecidingCallback) -> None:
+        self.running.append(callback)
+
+    def leave(self, callback: DecidingCallback) -> None:
+        self.running = [other for other in self.running if other is not callback]
+        self.decisions += callback.decisions_
+        if not self.running:
+            decisions, self.decisions = self.decisions, []
+            if self.params and self.params.get("verbose", 0) != 0:
+                print_decisions(decisions)

@@ -1,0 +1,91 @@
+"""Which part of a module counts for an optimizer: all of it seldom does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from strategies.learning_rate.structure import Layer, looks_like_head
+
+_COPY = re.compile(r"(^|_)(teacher|target|momentum|ema|reference)(_|\d|$)", re.IGNORECASE)
+
+
+def without_frozen_tail(network: Layer, trained: Collection[str]) -> tuple[Layer, list[str]]:
+    """Drop the frozen networks that stand beside the trained one.
+
+    A teacher or a perceptual loss sits in the same module but not behind the trained network:
+    counted as deeper, it would push all rates down. What goes are the last children, from the end
+    backwards, as long as they are made of several layers and hold nothing trained; and wherever
+    it stands, a frozen child called teacher, target, momentum, ema or reference. A frozen head
+    stays, and with it all that comes before; so does what is called backbone, and whatever a
+    trained head may stand on. So freezing a part of one network shifts no other.
+
+    Args:
+        network: The root of the tree; mere wrappers around the module are looked through.
+        trained: Names of the parameters that are trained.
+
+    Returns:
+        The rest of the tree, and the names of what was dropped.
+
+    Example:
+        >>> from strategies.learning_rate import layers_from_names
+        >>> network = layers_from_names(["student.a.w", "student.b.w", "vgg.a.w", "vgg.b.w"])
+        >>> without_frozen_tail(network, trained={"student.a.w", "student.b.w"})[1]
+        ['vgg']
+    """
+    module = network.unwrapped
+    names = frozenset(trained)
+    at_work = [child for child in module.children if _holds_any(child, names)]
+    # The elements of a list are applied one after the other: none stands beside the rest.
+    if module.role == "list" or not at_work:
+        return network, []
+    dropped: list[Layer] = []
+    at_end = not all(looks_like_head(child.short_name) for child in at_work)
+    for child in reversed(module.children):
+        stays = looks_like_head(child.short_name) or child.short_name == "backbone"
+        may_go = _COPY.search(child.short_name) or (at_end and not stays)
+        if may_go and child.is_composite and child not in at_work:
+            dropped.insert(0, child)
+        elif child.has_parameters:
+            at_end = False
+    return network.without(dropped), [child.name for child in dropped]
+
+
+def smallest_holding(network: Layer, names: Collection[str]) -> Layer:
+    """The smallest part of a network that holds all the given parameters.
+
+    For a module with several optimizers, such as a GAN: each one's part counts its own depths.
+
+    Args:
+        network: The root of the tree.
+        names: Names of parameters, at least one.
+
+    Raises:
+        ValueError: There are no names, or the network has no parameter of such a name.
+
+    Example:
+        >>> from strategies.learning_rate import layers_from_names
+        >>> gan = layers_from_names(["generator.a.w", "generator.b.w", "critic.a.w"])
+        >>> smallest_holding(gan, ["generator.a.w", "generator.b.w"]).name
+        'generator'
+    """
+    wanted = frozenset(names)
+    if not wanted:
+        raise ValueError("names is empty; pass the name of at least one parameter")
+    if unknown := wanted - _names(network):
+        raise ValueError(
+            f"names holds {sorted(unknown)[0]!r}, which is no parameter of the network; pass full "
+            f"names such as {next(network.all_parameters()).name!r}"
+        )
+    part = network
+    while inner := [child for child in part.children if wanted <= _names(child)]:
+        part = inner[0]
+    return part
+
+
+def _names(layer: Layer) -> frozenset[str]:
+    return frozenset(parameter.name for parameter in layer.all_parameters())
+
+
+def _holds_any(layer: Layer, names: Collection[str]) -> bool:
+    return any(parameter.name in names for parameter in layer.all_parameters())
