@@ -7,6 +7,7 @@ calls that make up a functional model, and the hooks of an optimizer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import keras
@@ -16,6 +17,8 @@ UPDATE_STEP = "update_step"  # public, but for the fused torch optimizers, which
 FUSED_UPDATE_STEP = "_parallel_update_step"
 WEIGHT_DECAY = "_apply_weight_decay"
 CURRENT_RATE = "_get_current_learning_rate"
+# Where a callback keeps the model that `set_model` gave it.
+CALLBACK_MODEL = "_model"
 
 
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:
@@ -28,18 +31,21 @@ def sublayers(layer: keras.Layer) -> list[keras.Layer]:
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
-def all_built(model: keras.Model) -> bool:
-    """Whether every layer has its variables."""
-    return all(layer.built for layer in model._flatten_layers())
-
-
 def layer_lists(layer: keras.Layer) -> dict[str, Any]:
     """Lists and dicts that a layer holds as attributes, by attribute name."""
     return {
         name: value
         for name, value in vars(layer).items()
-        if isinstance(value, (list, tuple, Mapping)) and value is not layer._layers
+        if isinstance(value, (list, tuple, Mapping)) and name not in _bookkeeping()
     }
+
+
+@cache
+def _bookkeeping() -> frozenset[str]:
+    """Attributes that Keras and the backend give to every layer that has a sub-layer."""
+    layer = keras.layers.Layer()
+    layer.inner = keras.layers.Layer()
+    return frozenset(vars(layer)) - {"inner"}
 
 
 def is_functional(layer: keras.Layer) -> bool:

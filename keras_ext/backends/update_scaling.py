@@ -56,16 +56,22 @@ class UpdateScaling:
         self._rate_scale: Callable[[Any], Any] | None = None
 
     @staticmethod
-    def acts_on(optimizer: keras.Optimizer) -> bool:
-        """Whether an optimizer is being scaled already."""
+    def acting_on(optimizer: keras.Optimizer) -> UpdateScaling | None:
+        """The scaling that is in force on an optimizer, if any."""
         update_step = vars(innermost(optimizer)).get(internals.UPDATE_STEP)
-        return isinstance(getattr(update_step, "__self__", None), UpdateScaling)
+        scaling = getattr(update_step, "__self__", None)
+        return scaling if isinstance(scaling, UpdateScaling) else None
 
     def resolve(self) -> None:
         """Ask for the rates now, if that was not done yet."""
         if not self._rates:
-            for rate in self._decide(self._begin):
-                self._rates[internals.variable_key(self._optimizer, rate.variable)] = rate
+            self._ask()
+
+    def _ask(self) -> None:
+        self._rates = {
+            internals.variable_key(self._optimizer, rate.variable): rate
+            for rate in self._decide(self._begin)
+        }
 
     def install(self) -> None:
         """Take effect from the next trace of the training step on."""
@@ -153,13 +159,15 @@ class UpdateScaling:
             yield group, None if factor == 1.0 else lambda rate, by=factor: rate * by
 
     def _rate_of(self, variable: Any) -> VariableRate:
-        try:
-            return self._rates[internals.variable_key(self._optimizer, variable)]
-        except KeyError:
+        key = internals.variable_key(self._optimizer, variable)
+        if key not in self._rates:
+            self._ask()  # a layer was built later than the model
+        if key not in self._rates:
             raise ValueError(
                 f"the optimizer updates {variable.name!r}, which is no trainable variable of the "
                 "model; make it one, for example by assigning its layer to an attribute"
-            ) from None
+            )
+        return self._rates[key]
 
     def _steps(self) -> int:
         return int(ops.convert_to_numpy(self._optimizer.iterations))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import keras
 
+from keras_ext.backends.internals import CALLBACK_MODEL
+from keras_ext.backends.ranks import is_first_rank
 from strategies.decisions import Decision, DecisionLog
 from strategies.report import print_decisions
 
@@ -24,6 +26,7 @@ class DecidingCallback(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self.decisions_ = DecisionLog(type(self).__name__)
+        self._restored = False
 
     def set_model(self, model: keras.Model) -> None:
         if not isinstance(model, keras.Model):
@@ -34,19 +37,26 @@ class DecidingCallback(keras.callbacks.Callback):
         super().set_model(model)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self.decisions_.clear()
+        if not self._restored:
+            self.decisions_.clear()
+        self._restored = False
         _Fit.of(self).join(self)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         _Fit.of(self).leave(self)
+
+    def companions(self) -> list[DecidingCallback]:
+        """Our other callbacks in the running fit, as far as they have begun."""
+        return [other for other in _Fit.of(self).running if other is not self]
 
     def state_dict(self) -> dict[str, Any]:
         """Decisions so far, as values that JSON can hold."""
         return {"decisions": self.decisions_.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
+        """Take over what `state_dict` returned; the next fit goes on from there."""
         self.decisions_.load_state_dict(state["decisions"])
+        self._restored = True
 
     def get_config(self) -> dict[str, Any]:
         """Arguments to build an equal callback with `from_config`."""
@@ -67,7 +77,7 @@ class DecidingCallback(keras.callbacks.Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         # A model is saved by other means; a callback is not to take it along.
-        return self.__dict__ | {"_model": None, "params": None}
+        return self.__dict__ | {CALLBACK_MODEL: None, "params": None}
 
 
 def _arguments(cls: type) -> dict[str, inspect.Parameter]:
@@ -81,7 +91,8 @@ class _Fit:
 
     def __init__(self, params: dict[str, Any] | None) -> None:
         self.params = params
-        self.running: list[DecidingCallback] = []
+        # Weak, for after a failed fit this object stays, and must not keep the model alive.
+        self.running: WeakSet[DecidingCallback] = WeakSet()
         self.decisions: list[Decision] = []
 
     @classmethod
@@ -93,12 +104,12 @@ class _Fit:
         return fit
 
     def join(self, callback: DecidingCallback) -> None:
-        self.running.append(callback)
+        self.running.add(callback)
 
     def leave(self, callback: DecidingCallback) -> None:
-        self.running = [other for other in self.running if other is not callback]
+        self.running.discard(callback)
         self.decisions += callback.decisions_
         if not self.running:
             decisions, self.decisions = self.decisions, []
-            if self.params and self.params.get("verbose", 0) != 0:
+            if self.params and self.params.get("verbose", 0) != 0 and is_first_rank():
                 print_decisions(decisions)

@@ -7,7 +7,6 @@ from typing import Any
 import keras
 
 from keras_ext._layers import layers_from_model
-from keras_ext.backends.internals import all_built
 from keras_ext.backends.train_function import release, release_all, retrace
 from keras_ext.backends.update_scaling import UpdateScaling, VariableRate
 from keras_ext.callbacks._base import DecidingCallback
@@ -78,18 +77,29 @@ class LayerwiseLRDecay(DecidingCallback):
         super().on_train_begin(logs)
         self.multipliers_, self.levels_ = {}, {}
         model = self.model
-        scaling = UpdateScaling(model.optimizer, lambda step: self._decide(model, step))
-        if scaling.acts_on(model.optimizer):
+        if any(isinstance(other, LayerwiseLRDecay) for other in self.companions()):
             release_all(model)
             raise ValueError(
                 "two LayerwiseLRDecay callbacks are in one fit; pass one, and describe all levels "
                 "in its groups=[...]"
             )
-        if all_built(model):  # TensorFlow builds in the first step; the rates are settled there
+        scaling = UpdateScaling(model.optimizer, lambda step: self._decide(model, step))
+        if (left := scaling.acting_on(model.optimizer)) is not None:  # from a fit that failed
+            left.remove()
+        if model.built:  # TensorFlow may build in the first step; the rates are settled there
             scaling.resolve()
-        scaling.install()
-        retrace(model, scaling.remove)
         self._scaling = scaling
+        self._install()
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        # `train_on_batch` called by another callback looks to Keras like the start of a new fit.
+        if self._scaling is not None and not self._scaling.acting_on(self.model.optimizer):
+            self._install()
+
+    def _install(self) -> None:
+        assert self._scaling is not None
+        self._scaling.install()
+        retrace(self.model, self._scaling.remove)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._scaling is not None:
@@ -101,6 +111,9 @@ class LayerwiseLRDecay(DecidingCallback):
             self._scaling = None
         super().on_train_end(logs)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_scaling": None}
+
     def _decide(self, model: keras.Model, step: int) -> list[VariableRate]:
         trained = {id(variable): variable for variable in model.trainable_variables}
         if not trained:
@@ -108,16 +121,19 @@ class LayerwiseLRDecay(DecidingCallback):
                 f"nothing in {model.name!r} is trainable; set layer.trainable = True on some layer "
                 "and compile again"
             )
-        tree = layers_from_model(model)
-        names = {p.name for p in tree.all_parameters() if p.key in trained}
-        tree, left_out = without_frozen_tail(tree, names)
+        tree, left_out = layers_from_model(model), []
+        if self.groups is None:  # the user's own levels name the whole model
+            names = {p.name for p in tree.all_parameters() if p.key in trained}
+            tree, left_out = without_frozen_tail(tree, names)
         rates = self._rule.decide(tree)
         self.multipliers_, self.levels_ = dict(rates.multipliers), rates.levels
         reason = rates.reason
         if left_out:
             reason += f"; frozen and not counted: {', '.join(left_out)}"
         numbers = {"levels": len(rates.levels), "lowest": min(rates.levels.values())}
-        self.decisions_.record(step, "set rates", reason, **numbers)
+        last = self.decisions_[-1] if self.decisions_ else None
+        if last is None or (last.reason, dict(last.numbers)) != (reason, numbers):
+            self.decisions_.record(step, "set rates", reason, **numbers)
         return [
             VariableRate(
                 trained[p.key], rates.multipliers[p.name], p.name not in rates.no_weight_decay

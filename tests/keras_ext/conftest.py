@@ -1,0 +1,16 @@
+"""Keras keeps settings for the whole process; every test starts from the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import keras
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def fresh_keras() -> Iterator[None]:
+    keras.utils.clear_session()
+    yield
+    keras.config.set_dtype_policy("float32")
+    keras.utils.clear_session()
