@@ -26,9 +26,7 @@ from strategies.report import print_decisions  # noqa: E402
 PICTURE = "layerwise_lr_decay.png"
 
 
-def draw(
-    rows: dict[str, tuple[dict[str, list[float]], dict[int, float]]], path: Path
-) -> None:
+def draw(rows: dict[str, tuple[dict[str, list[float]], dict[int, float]]], path: Path) -> None:
     """One row for each framework: rates by level, and validation loss by epoch."""
     figure, axes = plt.subplots(len(rows), 2, figsize=(10, 3.4 * len(rows)), layout="constrained")
     for (left, right), (name, (curves, levels)) in zip(axes, rows.items(), strict=True):

@@ -77,7 +77,9 @@ def _steps(model: keras.Model, trees: dict[int, Layer]) -> list[_Step]:
     return steps
 
 
-def _stretches(nodes: Sequence[Any], with_weights: set[int]) -> tuple[list[int], set[int], set[int]]:
+def _stretches(
+    nodes: Sequence[Any], with_weights: set[int]
+) -> tuple[list[int], set[int], set[int]]:
     """Cut the graph wherever a single tensor leads on.
 
     Returns:
@@ -108,7 +110,7 @@ def _stretches(nodes: Sequence[Any], with_weights: set[int]) -> tuple[list[int],
 
 
 def _by_name(steps: Sequence[_Step]) -> list[list[_Step]]:
-    """Groups of steps that are named after one block; a nameless one joins those it branches with."""
+    """Groups of steps named after one block; a nameless one joins those it branches with."""
     named_in: dict[int, set[str]] = {}
     for step in steps:
         if step.branches and step.block_name:
@@ -168,9 +170,9 @@ def _in_lists(prefix: str, layers: Sequence[Layer]) -> list[Layer]:
     result: list[Layer] = []
     run: list[Layer] = []
     for layer in [*layers, None]:
-        if layer is not None and run and layer.role == "norm":
-            run.append(layer)
-        elif layer is not None and layer.is_composite and run and layer.kind == run[0].kind:
+        if (layer is not None and run and layer.role == "norm") or (
+            layer is not None and layer.is_composite and run and layer.kind == run[0].kind
+        ):
             run.append(layer)
         else:
             several = sum(block.is_composite for block in run) > 1

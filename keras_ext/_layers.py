@@ -122,7 +122,7 @@ def _role(layer: keras.Layer, tree: Layer) -> Role:
 
 
 def _is_built_in(layer: keras.Layer) -> bool:
-    """Whether it is one of Keras' own layers, such as attention or a recurrent cell, all through."""
+    """Whether it is one of Keras' own layers, as attention or a recurrent cell, all through."""
     ours = type(layer).__module__.startswith("keras.") and not isinstance(layer, keras.Model)
     return ours and all(map(_is_built_in, sublayers(layer)))
 

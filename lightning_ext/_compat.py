@@ -35,7 +35,15 @@ if TYPE_CHECKING:
 else:
     Callback, LightningModule, Trainer = pl.Callback, pl.LightningModule, pl.Trainer
 
-__all__ = ["Callback", "LightningModule", "Trainer", "is_lightning_class", "pl", "rank_zero_warn"]
+__all__ = [
+    "Callback",
+    "LightningModule",
+    "Trainer",
+    "callbacks_of",
+    "is_lightning_class",
+    "pl",
+    "rank_zero_warn",
+]
 
 rank_zero_warn = import_module(f"{pl.__name__}.utilities").rank_zero_warn
 
@@ -51,3 +59,12 @@ def is_lightning_class(value: Any, path: str) -> bool:
     module, _, name = path.rpartition(".")
     loaded = (sys.modules.get(f"{package}.{module}") for package in _NAMES)
     return isinstance(value, tuple(getattr(m, name) for m in loaded if m is not None))
+
+
+def callbacks_of(trainer: Trainer) -> list[Any]:
+    """The callbacks of a trainer, an attribute that Lightning sets but does not declare.
+
+    Args:
+        trainer: Any trainer.
+    """
+    return list(getattr(trainer, "callbacks", ()))

@@ -83,7 +83,8 @@ class ScaledStep:
         after = optimizer.register_step_post_hook(self._after)
         # First of all post hooks, so that the user's own find their groups whole. torch offers
         # `prepend=True` for the hooks of modules only.
-        after.hooks_dict_ref().move_to_end(after.id, last=False)
+        if (hooks := after.hooks_dict_ref()) is not None:
+            hooks.move_to_end(after.id, last=False)
         self._handles = [before, after]
 
     def detach(self) -> None:
@@ -231,9 +232,9 @@ class _Split:
 
     def _own_keys(self, copy: _Group) -> Iterator[str]:
         for key, value in copy.items():
-            if key not in _RESCALED and isinstance(value, (bool, int, float, Tensor)):
-                if not all(_same(value, other.get(key)) for other in self.copies):
-                    yield key
+            plain = key not in _RESCALED and isinstance(value, (bool, int, float, Tensor))
+            if plain and not all(_same(value, other.get(key)) for other in self.copies):
+                yield key
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Every private name of Keras that this room reads; `tests/keras_ext/test_internals.py` checks them.
+"""Every private name of Keras that this room reads; `test_internals.py` checks them.
 
 They are used where Keras has no public way: a layer's own variables without its sub-layers', the
 calls that make up a functional model, and the hooks of an optimizer.

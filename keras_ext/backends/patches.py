@@ -30,9 +30,7 @@ class Patches:
 
     def set(self, target: Any, name: str, value: Any) -> None:
         """Set an attribute; setting it again keeps the first value for `undo`."""
-        self._before.setdefault(
-            (id(target), name), (target, vars(target).get(name, _ABSENT))
-        )
+        self._before.setdefault((id(target), name), (target, vars(target).get(name, _ABSENT)))
         setattr(target, name, value)
 
     def undo(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -145,9 +147,7 @@ class UpdateScaling:
             from keras_ext.backends.torch_fused import rate_scale
 
             # The fused decay cannot do with an empty list.
-            decaying = [
-                v for v in decaying if internals.takes_weight_decay(self._optimizer, v)
-            ]
+            decaying = [v for v in decaying if internals.takes_weight_decay(self._optimizer, v)]
             scale = rate_scale([self._rate_of(variable).factor for variable in decaying])
             if scale is not None:
                 yield decaying, scale
@@ -156,7 +156,7 @@ class UpdateScaling:
         for variable in decaying:
             groups.setdefault(self._rate_of(variable).factor, []).append(variable)
         for factor, group in groups.items():
-            yield group, None if factor == 1.0 else lambda rate, by=factor: rate * by
+            yield group, None if factor == 1.0 else partial(operator.mul, factor)
 
     def _rate_of(self, variable: Any) -> VariableRate:
         key = internals.variable_key(self._optimizer, variable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import keras
@@ -81,13 +81,13 @@ class DecidingCallback(keras.callbacks.Callback):
 
 
 def _arguments(cls: type) -> dict[str, inspect.Parameter]:
-    return dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
+    return dict(list(inspect.signature(cls).parameters.items()))
 
 
 class _Fit:
     """Our callbacks in one fit of one model; the last of them to end prints what all decided."""
 
-    _latest: WeakKeyDictionary[keras.Model, _Fit] = WeakKeyDictionary()
+    _latest: ClassVar[WeakKeyDictionary[keras.Model, _Fit]] = WeakKeyDictionary()
 
     def __init__(self, params: dict[str, Any] | None) -> None:
         self.params = params

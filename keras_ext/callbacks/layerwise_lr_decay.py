@@ -121,7 +121,8 @@ class LayerwiseLRDecay(DecidingCallback):
                 f"nothing in {model.name!r} is trainable; set layer.trainable = True on some layer "
                 "and compile again"
             )
-        tree, left_out = layers_from_model(model), []
+        tree = layers_from_model(model)
+        left_out: list[str] = []
         if self.groups is None:  # the user's own levels name the whole model
             names = {p.name for p in tree.all_parameters() if p.key in trained}
             tree, left_out = without_frozen_tail(tree, names)

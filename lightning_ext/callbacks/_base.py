@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from lightning_ext._compat import Callback, LightningModule, Trainer
+from lightning_ext._compat import Callback, LightningModule, Trainer, callbacks_of
 from strategies.decisions import DecisionLog
 from strategies.report import print_decisions
 
@@ -45,7 +45,7 @@ class DecidingCallback(Callback):
             self.reset()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        ours = [c for c in trainer.callbacks if isinstance(c, DecidingCallback)]
+        ours = [c for c in callbacks_of(trainer) if isinstance(c, DecidingCallback)]
         if trainer.is_global_zero and trainer.progress_bar_callback and ours[-1] is self:
             print_decisions(d for callback in ours for d in callback.decisions_)
 
@@ -56,7 +56,7 @@ class DecidingCallback(Callback):
         self.decisions_.load_state_dict(state_dict["decisions"])
 
     def __repr__(self) -> str:
-        parameters = list(inspect.signature(type(self).__init__).parameters.values())[1:]
+        parameters = list(inspect.signature(type(self)).parameters.values())
         shown = [
             f"{p.name}={getattr(self, p.name)!r}"
             for i, p in enumerate(parameters)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lightning_ext._compat import LightningModule, Trainer, is_lightning_class, rank_zero_warn
+from torch import Tensor
+
+from lightning_ext._compat import (
+    LightningModule,
+    Trainer,
+    callbacks_of,
+    is_lightning_class,
+    rank_zero_warn,
+)
 from lightning_ext._layer_rates import check_optimizer, layer_rates
 from lightning_ext._scaled_step import ScaledStep, stepping_optimizers
 from lightning_ext.callbacks._base import DecidingCallback
@@ -84,7 +92,7 @@ class LayerwiseLRDecay(DecidingCallback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if sum(isinstance(c, LayerwiseLRDecay) for c in trainer.callbacks) > 1:
+        if sum(isinstance(c, LayerwiseLRDecay) for c in callbacks_of(trainer)) > 1:
             raise ValueError(
                 "two LayerwiseLRDecay callbacks are in one Trainer; pass one, and describe all "
                 "levels in its groups=[...]"
@@ -119,13 +127,16 @@ class LayerwiseLRDecay(DecidingCallback):
         self.multipliers_, self.levels_ = {}, self._rates[0].levels
         for optimizer, rates in zip(trainer.optimizers, self._rates, strict=True):
             # Frozen parameters get theirs too: they may join an optimizer mid-run.
-            factors = {p: rates.multipliers[n] for n, p in named if n in rates.multipliers}
+            factors: dict[Tensor, float] = {
+                p: rates.multipliers[n] for n, p in named if n in rates.multipliers
+            }
             fixed = [p for n, p in named if n in rates.no_weight_decay]
             each = stepping_optimizers(optimizer)
             self._steps.append([ScaledStep(inner, factors, fixed) for inner in each])
             self.multipliers_ |= rates.multipliers
         known = {p for _, p in named}
-        if any(p not in known for o in trainer.optimizers for g in o.param_groups for p in g["params"]):
+        groups = [group for o in trainer.optimizers for group in o.param_groups]
+        if any(p not in known for group in groups for p in group["params"]):
             rank_zero_warn(
                 "LayerwiseLRDecay: an optimizer holds parameters that are not in "
                 f"{type(pl_module).__name__}; they learn at the full rate. Assign what they belong "
@@ -146,7 +157,7 @@ class LayerwiseLRDecay(DecidingCallback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         watched = any(
-            is_lightning_class(c, "callbacks.LearningRateMonitor") for c in trainer.callbacks
+            is_lightning_class(c, "callbacks.LearningRateMonitor") for c in callbacks_of(trainer)
         )
         if watched and trainer.loggers:
             metrics = dict(self._effective_rates(trainer))

@@ -51,7 +51,10 @@ def assert_same_weights(a: nn.Module, b: nn.Module) -> None:
 def plain_state(optimizer: Any) -> Any:
     return {
         "groups": [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups],
-        "hooks": (len(optimizer._optimizer_step_pre_hooks), len(optimizer._optimizer_step_post_hooks)),
+        "hooks": (
+            len(optimizer._optimizer_step_pre_hooks),
+            len(optimizer._optimizer_step_post_hooks),
+        ),
     }
 
 

@@ -60,7 +60,9 @@ def keras_net() -> keras.Model:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"decay": 0.5}, {"groups": lambda name: int("head" in name)}], ids=str
+    "options",
+    [{}, {"decay": 0.5}, {"groups": lambda name: int("head" in name)}],
+    ids=["default", "decay", "groups"],
 )
 def test_layerwise_decay_decides_alike(options: dict[str, Any]) -> None:
     lightning_callback = in_lightning.LayerwiseLRDecay(**options)

@@ -51,5 +51,7 @@ print("fine")
 )
 def test_works_in_the_other_package_s_trainer(first: str, other: str, tmp_path: object) -> None:
     script = SCRIPT.format(first=first, other=other, folder=str(tmp_path))
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True
+    )
     assert done.stdout.strip().endswith("fine"), done.stderr[-3000:]

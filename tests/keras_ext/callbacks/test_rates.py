@@ -14,13 +14,11 @@ from keras import optimizers
 from keras_ext import LayerwiseLRDecay
 from tests.keras_ext.helpers import (
     BACKEND,
-    BATCH,
     DECAY,
     LEVELS,
     STEPS,
     ByLayer,
     assert_same,
-    data,
     fit,
     network,
     weights,

@@ -167,7 +167,7 @@ def test_two_in_one_trainer_are_refused(subclass: bool) -> None:
         pass
 
     if subclass:
-        with pytest.raises(ValueError, match="two LayerwiseLRDecay.*groups="):
+        with pytest.raises(ValueError, match=r"two LayerwiseLRDecay.*groups="):
             trainer(decay(0.5), Other(0.9)).fit(Module(spy), loader())
     else:
         with pytest.raises((ValueError, RuntimeError), match="LayerwiseLRDecay"):
@@ -308,7 +308,9 @@ def test_each_user_group_s_rates_are_logged(tmp_path: Path) -> None:
     logger.save()
     lines = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()
     header = lines[0].split(",")
-    row = next(line for line in lines[1:] if line.split(",")[header.index("lr-layerwise/pg2/level_3")])
+    row = next(
+        line for line in lines[1:] if line.split(",")[header.index("lr-layerwise/pg2/level_3")]
+    )
     values = dict(zip(header, row.split(","), strict=True))
     assert float(values["lr-layerwise/pg2/level_3"]) == 1.0
     assert float(values["lr-layerwise/pg1/level_0"]) == 0.0125

@@ -66,7 +66,9 @@ def with_scheduler(name: str, spies: list[SpySGD], **options: Any) -> Any:
         optimizer = SpySGD(module.parameters(), lr=0.1, momentum=0.9, **options)
         spies.append(optimizer)
         scheduler = SCHEDULERS[name](optimizer)
-        return optimizer if scheduler is None else {"optimizer": optimizer, "lr_scheduler": scheduler}
+        if scheduler is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     return make
 
@@ -140,7 +142,7 @@ LOOPS = {
 def optimizer_and_loop() -> list[Any]:
     """Each optimizer in a plain loop, AdamW in each; the rest of the product in the matrix."""
     return [
-        pytest.param(name, loop, marks=[] if "plain" == loop or name == "adamw" else MATRIX)
+        pytest.param(name, loop, marks=[] if loop == "plain" or name == "adamw" else MATRIX)
         for name in OPTIMIZERS
         for loop in LOOPS
     ]
@@ -210,9 +212,7 @@ def test_no_decay_on_bias_and_norm() -> None:
 def test_manual_optimization_with_two_optimizers_counts_each_network() -> None:
     class Gan(Module):
         def __init__(self) -> None:
-            super().__init__(
-                lambda m: [SpySGD(n.parameters(), lr=0.1) for n in (m.net, m.critic)]
-            )
+            super().__init__(lambda m: [SpySGD(n.parameters(), lr=0.1) for n in (m.net, m.critic)])
             self.critic = Net()
             self.automatic_optimization = False
 

@@ -22,7 +22,7 @@ PARTS = [
     *("lora_B", "parametrizations", "downsample", "weight", "bias"),
 ]
 # Machines differ in speed, and a run leaves no files behind.
-search = settings(deadline=None, database=None)
+search = settings(deadline=None, database=None, max_examples=50)
 DECAYS = st.floats(0.05, 1.0)
 
 
