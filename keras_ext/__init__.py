@@ -29,7 +29,15 @@ _HOME = {"LayerwiseLRDecay": "keras_ext.callbacks"}
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    try:
+        value = getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("keras", "tensorflow", "jax", "torch"):
+            raise
+        raise ImportError(
+            f"{__name__}.{name} needs Keras 3 and a backend: pip install 'lightning-keras-ext[tensorflow]', or [jax]",
+            name=error.name,
+        ) from error
     globals()[name] = value
     return value
 

@@ -29,7 +29,15 @@ _HOME = {"LayerwiseLRDecay": "lightning_ext.callbacks"}
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    try:
+        value = getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "lightning", "pytorch_lightning"):
+            raise
+        raise ImportError(
+            f"{__name__}.{name} needs PyTorch and Lightning: pip install 'lightning-keras-ext[lightning]'",
+            name=error.name,
+        ) from error
     globals()[name] = value
     return value
 

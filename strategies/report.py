@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
@@ -15,7 +16,7 @@ def print_decisions(decisions: Iterable[Decision], file: TextIO | None = None) -
     """Print decisions as one table, in the order in which they were taken.
 
     Uses `rich` where it is installed, plain aligned text otherwise. Prints nothing when there
-    is nothing to say.
+    is nothing to say, and only warns where the output cannot be written to.
 
     Args:
         decisions: Decisions of any number of callbacks.
@@ -31,6 +32,16 @@ def print_decisions(decisions: Iterable[Decision], file: TextIO | None = None) -
     if not rows:
         return
     file = file if file is not None else sys.stdout
+    # The run is done and its results count for more than this table.
+    try:
+        _print(rows, file)
+    except UnicodeError:
+        print(_plain_table(rows).encode("ascii", "replace").decode(), file=file)
+    except (OSError, ValueError) as error:  # a closed pipe or file
+        warnings.warn(f"the decision table could not be printed: {error}", stacklevel=2)
+
+
+def _print(rows: Sequence[Sequence[str]], file: TextIO) -> None:
     try:
         from rich.console import Console
         from rich.table import Table

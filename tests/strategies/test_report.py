@@ -120,3 +120,17 @@ def test_the_users_order_of_decisions_does_not_matter(
     if missing:
         request.getfixturevalue("without_rich")
     assert printed(DECISIONS) == printed(DECISIONS[::-1])
+
+
+def test_output_that_cannot_be_written_only_warns() -> None:
+    closed = io.StringIO()
+    closed.close()
+    with pytest.warns(UserWarning, match="decision table could not be printed"):
+        print_decisions([Decision(0.0, 1, "A", "did", "because")], file=closed)
+
+
+def test_a_console_that_cannot_encode_a_name_gets_ascii() -> None:
+    raw = io.BytesIO()
+    narrow = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
+    print_decisions([Decision(0.0, 1, "A", "did", "\u0441\u043b\u043e\u0439 layer")], file=narrow)
+    assert b"???? layer" in raw.getvalue()
