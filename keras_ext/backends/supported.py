@@ -20,7 +20,7 @@ def innermost(optimizer: Any) -> keras.Optimizer:
 
     Raises:
         TypeError: It cannot have a rate for each variable.
-        ValueError: There is no optimizer.
+        ValueError: There is no optimizer, or Keras would wipe the weights with it.
     """
     if optimizer is None:
         raise ValueError("the model has no optimizer; pass one to model.compile(optimizer=...)")
@@ -31,7 +31,16 @@ def innermost(optimizer: Any) -> keras.Optimizer:
             f"{type(optimizer).__name__} is no Keras 3 optimizer; pass one from keras.optimizers "
             "to model.compile(optimizer=...)"
         )
-    for kind in type(optimizer).__mro__:
-        if kind.__module__.startswith("keras.") and kind.__name__ in _INSTEAD:
-            raise TypeError(f"{kind.__name__} {_INSTEAD[kind.__name__]}")
+    kinds = {c.__name__ for c in type(optimizer).__mro__ if c.__module__.startswith("keras.")}
+    for kind in kinds & set(_INSTEAD):
+        raise TypeError(f"{kind} {_INSTEAD[kind]}")
+    if (
+        "ScheduleFreeAdamW" in kinds
+        and keras.backend.backend() == "tensorflow"
+        and not optimizer.built
+    ):
+        raise ValueError(
+            "on tensorflow, Keras' ScheduleFreeAdamW sets all weights to zero in its first step "
+            "unless it is built before; call model.optimizer.build(model.trainable_variables)"
+        )
     return optimizer

@@ -143,10 +143,12 @@ def train(case: Case) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Weights after training with the callback, and by the reference."""
     ours = network()
     ours.compile(case.make(1.0), "mse", **case.compile)
+    if isinstance(ours.optimizer, optimizers.ScheduleFreeAdamW):
+        ours.optimizer.build(ours.trainable_variables)  # Keras on tensorflow needs it
     fit(ours, LayerwiseLRDecay(DECAY), *case.callbacks())
 
     reference = network()
-    options = case.compile or {"run_eagerly": BACKEND == "tensorflow"}  # tracing takes longer
+    options = case.compile or {"run_eagerly": BACKEND != "torch"}  # tracing takes longer
     optimizer = ByLayer(case.by_layer or case.make, LEVELS, case.clip_all)
     reference.compile(optimizer, "mse", **options)
     fit(reference)
@@ -159,5 +161,14 @@ def test_every_optimizer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_every_way_to_train(name: str) -> None:
+def test_every_way_to_train(name: str, fast_jit: None) -> None:
+    assert_same(*train(WAYS[name]))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", ["jit", "jit_nadam"])
+# torch.compile imports modules of torch that use what torch deprecates.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+@pytest.mark.skipif(BACKEND != "torch", reason="compiled to the end above")
+def test_torch_compiled_to_the_end(name: str) -> None:
     assert_same(*train(WAYS[name]))
