@@ -73,9 +73,10 @@ def smallest_holding(network: Layer, names: Collection[str]) -> Layer:
     if not wanted:
         raise ValueError("names is empty; pass the name of at least one parameter")
     if unknown := wanted - _names(network):
+        some = [parameter.name for parameter in network.all_parameters()][:2]
         raise ValueError(
-            f"names holds {sorted(unknown)[0]!r}, which is no parameter of the network; pass full "
-            f"names such as {next(network.all_parameters()).name!r}"
+            f"names holds {min(unknown)!r}, which is no parameter of the network; pass full names, "
+            f"as in {some}"
         )
     part = network
     while inner := [child for child in part.children if wanted <= _names(child)]:

@@ -110,16 +110,10 @@ def plateau_schedule(m: float) -> Halved:
 
 
 WAYS: dict[str, Case] = {
-    "schedule": Case(
-        lambda m: adamw(m, Halved(0.02, 1)), lambda m: adamw(m, Halved(0.02, m))
-    ),
+    "schedule": Case(lambda m: adamw(m, Halved(0.02, 1)), lambda m: adamw(m, Halved(0.02, m))),
     "callable": Case(lambda m: adamw(m, constant(1)), lambda m: adamw(m, constant(m))),
-    "scheduler": Case(
-        adamw, lambda m: adamw(m, Halved(0.02, m)), lambda: [halved_by_scheduler()]
-    ),
-    "plateau": Case(
-        adamw, lambda m: adamw(m, plateau_schedule(m)), lambda: [halved_by_plateau()]
-    ),
+    "scheduler": Case(adamw, lambda m: adamw(m, Halved(0.02, m)), lambda: [halved_by_scheduler()]),
+    "plateau": Case(adamw, lambda m: adamw(m, plateau_schedule(m)), lambda: [halved_by_plateau()]),
     "accumulation": Case(lambda m: adamw(m, gradient_accumulation_steps=2)),
     "accumulation_momentum": Case(lambda m: momentum(m, gradient_accumulation_steps=3)),
     "ema": Case(lambda m: adamw(m, use_ema=True, ema_momentum=0.5)),
@@ -128,9 +122,7 @@ WAYS: dict[str, Case] = {
     ),
     "clipnorm": Case(lambda m: momentum(m, clipnorm=0.1)),
     "clipvalue": Case(lambda m: momentum(m, clipvalue=0.05)),
-    "global_clipnorm": Case(
-        lambda m: momentum(m, global_clipnorm=0.3), momentum, clip_all=0.3
-    ),
+    "global_clipnorm": Case(lambda m: momentum(m, global_clipnorm=0.3), momentum, clip_all=0.3),
     "loss_scale_factor": Case(lambda m: momentum(m, loss_scale_factor=64.0)),
     "eagerly": Case(adamw, compile={"run_eagerly": True}),
     "jit": Case(adamw, compile={"jit_compile": True}),

@@ -203,7 +203,7 @@ def test_two_generators_and_two_critics() -> None:
     ("names", "message"),
     [
         ([], "names is empty; pass the name of at least one parameter"),
-        (["a.w", "z.w"], "names holds 'z.w', which is no parameter .* such as 'a.w'"),
+        (["a.w", "z.w"], r"names holds 'z.w', which is no parameter .* as in \['a.w', 'b.w'\]"),
         (["a"], "names holds 'a', which is no parameter of the network; pass full names"),
     ],
 )
