@@ -35,7 +35,8 @@ def __getattr__(name: str) -> Any:
         if error.name not in ("keras", "tensorflow", "jax", "torch"):
             raise
         raise ImportError(
-            f"{__name__}.{name} needs Keras 3 and a backend: pip install 'lightning-keras-ext[tensorflow]', or [jax]",
+            f"{__name__}.{name} needs Keras 3 and a backend: "
+            "pip install 'lightning-keras-ext[tensorflow]', or [jax]",
             name=error.name,
         ) from error
     globals()[name] = value

@@ -35,7 +35,8 @@ def __getattr__(name: str) -> Any:
         if error.name not in ("torch", "lightning", "pytorch_lightning"):
             raise
         raise ImportError(
-            f"{__name__}.{name} needs PyTorch and Lightning: pip install 'lightning-keras-ext[lightning]'",
+            f"{__name__}.{name} needs PyTorch and Lightning: "
+            "pip install 'lightning-keras-ext[lightning]'",
             name=error.name,
         ) from error
     globals()[name] = value

@@ -69,7 +69,7 @@ def parameter_depths(network: Layer, groups: Groups | None = None) -> dict[str, 
         depths = depths_by_groups([p.name for p in parameters], groups)
     deepest: dict[Hashable, int] = {}
     for p in parameters:
-        deepest[p.identity] = max(depths[p.name], deepest.get(p.identity, 0))
+        deepest[p.identity] = max(depths[p.name], deepest.get(p.identity, depths[p.name]))
     return {p.name: deepest[p.identity] for p in parameters}
 
 

@@ -145,6 +145,11 @@ def test_embeddings_are_lowest_wherever_defined() -> None:
     assert depths_of(module)["words.weight"] == 0
 
 
+def test_all_embeddings_of_a_plain_network_are_on_one_level() -> None:
+    module = Net(users=nn.Embedding(3, 4), item_embed=linear(), tower=mlp(4, 4, 4), out=linear())
+    assert levels(module)[:2] == [{"users", "item_embed"}, {"tower.0"}]
+
+
 def test_output_called_embedding_is_not_the_stem() -> None:
     for backbone in (ViT(2, False), ResNet(head=False), mlp(4, 4, 4)):
         depths = depths_of(Net(backbone=backbone, embedding=linear()))
@@ -275,6 +280,22 @@ def test_ensemble_and_towers_with_heads_stand_side_by_side() -> None:
     towers = depths_of(Net(text=ViT(2), vision=ViT(4), logit_scale=bare()))
     assert towers["text.blocks.1.norm1.weight"] == towers["vision.blocks.3.norm1.weight"] == 4
     assert towers["text.head.weight"] == towers["vision.head.bias"] == towers["logit_scale"] == 5
+
+
+def test_networks_side_by_side_are_found_beside_other_parameters() -> None:
+    student, teacher = ViT(2), ViT(2)
+    for pair in (Net(student=student, teacher=teacher), nn.ModuleList([student, teacher])):
+        depths = depths_of(Net(model=pair, temperature=bare()))
+        assert max(depths.values()) == depths["temperature"] == 3
+
+
+def test_stages_that_end_in_a_layer_called_fc_follow_one_another() -> None:
+    def stage() -> nn.Module:
+        blocks = nn.ModuleList([Block(), Block()])
+        return Net(blocks=blocks, pool=Net(conv=linear(), fc=linear()))
+
+    depths = depths_of(Net(stages=nn.ModuleList([stage(), stage()]), head=linear()))
+    assert depths["stages.1.blocks.0.norm1.weight"] == 3 > depths["stages.0.pool.fc.weight"]
 
 
 def test_encoder_and_decoder_follow_one_another() -> None:
