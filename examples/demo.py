@@ -15,6 +15,7 @@ from pathlib import Path
 # Torch is loaded for Lightning anyway; the Keras example itself runs on every backend.
 os.environ.setdefault("KERAS_BACKEND", "torch")
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # Frameworks deprecate each other's internals; none of it is about this demo.
 warnings.filterwarnings("ignore")
 
@@ -53,13 +54,13 @@ def main() -> int:
     print("Lightning: a vision transformer, pretrained on digits 0-6, fine-tuned on 0-9 ...")
     fits, in_lightning = layerwise_lr_decay_lightning.run()
     for label, module in fits.items():
-        print(f"  {label:24s} test accuracy {module.accuracy:.3f}, loss {module.losses[-1]:.3f}")
+        print(f"  {label:32s} test accuracy {module.accuracy:.3f}, loss {module.losses[-1]:.3f}")
 
     print("Keras: a residual network, the same task ...")
     histories, in_keras = layerwise_lr_decay_keras.run()
     for label, history in histories.items():
         accuracy, loss = (history.history[key][-1] for key in ("val_accuracy", "val_loss"))
-        print(f"  {label:24s} test accuracy {accuracy:.3f}, loss {loss:.3f}")
+        print(f"  {label:32s} test accuracy {accuracy:.3f}, loss {loss:.3f}")
 
     curves = {label: module.losses for label, module in fits.items()}
     keras_curves = {label: h.history["val_loss"] for label, h in histories.items()}

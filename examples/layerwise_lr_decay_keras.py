@@ -13,7 +13,7 @@ from examples.digits import KNOWN, Split, load
 from keras_ext import LayerwiseLRDecay
 
 
-def residual_network(width: int = 24, depth: int = 6) -> keras.Model:
+def residual_network(width: int = 24, depth: int = 4) -> keras.Model:
     """Stem, residual blocks and pooling, without a head."""
     images = keras.Input((8, 8, 1))
     x = layers.Conv2D(width, 3, padding="same", name="stem")(images)
@@ -26,14 +26,14 @@ def residual_network(width: int = 24, depth: int = 6) -> keras.Model:
     return keras.Model(images, x, name="backbone")
 
 
-def classifier(backbone: keras.Model, steps: int) -> keras.Model:
+def classifier(backbone: keras.Model, lr: float, steps: int) -> keras.Model:
     """A compiled model with a fresh head."""
     keras.utils.set_random_seed(0)
     logits = layers.Dense(10, name="head")(backbone.output)
     model = keras.Model(backbone.input, logits)
     model.compile(
         optimizer=keras.optimizers.AdamW(
-            keras.optimizers.schedules.CosineDecay(5e-3, steps), weight_decay=0.05
+            keras.optimizers.schedules.CosineDecay(lr, steps), weight_decay=0.05
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
@@ -42,9 +42,9 @@ def classifier(backbone: keras.Model, steps: int) -> keras.Model:
 
 
 def fit(
-    backbone: keras.Model, data: Split, test: Split, epochs: int, callbacks: list
+    backbone: keras.Model, lr: float, data: Split, test: Split, epochs: int, callbacks: list
 ) -> keras.callbacks.History:
-    model = classifier(backbone, steps=epochs * -(-len(data.x) // 32))
+    model = classifier(backbone, lr, steps=epochs * -(-len(data.x) // 32))
     return model.fit(
         data.x[..., None],
         data.y,
@@ -63,14 +63,19 @@ def run() -> tuple[dict[str, keras.callbacks.History], LayerwiseLRDecay]:
     assert set(known.y) == set(range(KNOWN))
     keras.utils.set_random_seed(0)
     backbone = residual_network()
-    fit(backbone, known, test, 6, [])
+    fit(backbone, 3e-3, known, test, 6, [])
     weights = backbone.get_weights()
 
     decay = LayerwiseLRDecay(decay=0.75)
+    # With decay a higher base rate is best; each has the one that the benchmark found for it.
+    settings = {
+        "equal rates at 1e-3": (1e-3, []),
+        "LayerwiseLRDecay(0.75) at 3e-3": (3e-3, [decay]),
+    }
     histories = {}
-    for label, callbacks in (("equal rates", []), ("LayerwiseLRDecay(0.75)", [decay])):
+    for label, (lr, callbacks) in settings.items():
         backbone.set_weights(weights)
-        histories[label] = fit(backbone, few, test, 25, callbacks)
+        histories[label] = fit(backbone, lr, few, test, 20, callbacks)
     return histories, decay
 
 
