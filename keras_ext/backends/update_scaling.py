@@ -143,6 +143,8 @@ class UpdateScaling:
         self, variables: Sequence[Any]
     ) -> Iterator[tuple[list[Any], Callable[[Any], Any] | None]]:
         decaying = [variable for variable in variables if self._rate_of(variable).decays]
+        if internals.has_fused_weight_decay(self._optimizer) and not self._optimizer.weight_decay:
+            return
         if internals.has_fused_weight_decay(self._optimizer):
             from keras_ext.backends.torch_fused import rate_scale
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import keras
 import pytest
@@ -13,12 +12,3 @@ import pytest
 def fresh_keras() -> Iterator[None]:
     yield
     keras.config.set_dtype_policy("float32")
-
-
-@pytest.fixture
-def fast_jit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `torch.compile` trace as always, but not write and compile C++, which takes minutes."""
-    if keras.backend.backend() == "torch":
-        import torch
-
-        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
