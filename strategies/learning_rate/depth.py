@@ -196,7 +196,7 @@ def _units(network: Layer) -> Iterator[_Unit]:
 def _units_below(layer: Layer, place: _Place) -> Iterator[_Unit]:
     for parameter in layer.parameters:
         yield _Unit((parameter,), _part_of_parameter(parameter, place), place.whole)
-    blocks = () if place.head else layer.blocks(place.in_stage)
+    blocks = layer.blocks(place.in_stage)
     for child in layer.children:
         head = place.head or _head_called(child, layer)
         starts_whole = head != place.head or (child.is_composite and not child.holds_blocks)

@@ -95,6 +95,8 @@ def test_fc_among_other_layers_is_one_of_them() -> None:
     assert levels(Net(fc=linear(), deconv1=linear(), deconv2=linear())) == [
         {"fc"}, {"deconv1"}, {"deconv2"}
     ]  # fmt: skip
+    blocks = nn.ModuleList([Block(), Block()])
+    assert levels(Net(conv=linear(), fc=linear(), blocks=blocks))[0] == {"conv", "fc"}
 
 
 @pytest.mark.parametrize("make", [lambda: ViT(2), lambda: mlp(4, 4, 4, 4), Perceptron])
@@ -114,10 +116,13 @@ def test_whole_network_called_classifier_beside_a_loss() -> None:
 
 
 def test_deep_head_is_all_at_the_top_after_blocks() -> None:
-    for head in (mlp(4, 4, 4, 2), nn.ModuleDict({"a": mlp(4, 4, 2), "b": mlp(4, 4, 2)})):
-        for module in (Net(backbone=ViT(2, False), heads=head), Net(heads=head, vit=ViT(2, False))):
-            depths = depths_of(module)
-            assert {d for name, d in depths.items() if name.startswith("heads")} == {3}
+    tasks = nn.ModuleDict({"a": mlp(4, 4, 2), "b": mlp(4, 4, 2)})
+    query = Net(query_embed=bare(), temperature=bare(), decoder=mlp(4, 4, 4), out=linear())
+    for head in (mlp(4, 4, 4, 2), tasks, query):
+        for name in ("heads", "decode_head"):
+            for parts in ({"vit": ViT(2, False), name: head}, {name: head, "vit": ViT(2, False)}):
+                depths = depths_of(Net(**parts))
+                assert {d for key, d in depths.items() if key.startswith(name)} == {3}
 
 
 def test_deep_head_has_its_levels_in_a_plain_network() -> None:
@@ -175,6 +180,15 @@ def test_parameters_outside_of_layers() -> None:
     module.scale = None
     without = depths_of(module)
     assert {key: depth for key, depth in depths.items() if key != "scale"} == without
+
+
+def test_parameters_beside_the_layers_of_a_part_share_a_level_with_them() -> None:
+    module = Net(encoder=Net(scale=bare(), l1=linear(), l2=linear()), head=linear())
+    assert levels(module) == [{"encoder", "encoder.l1"}, {"encoder.l2"}, {"head"}]
+    stages = [Net(gamma=bare(), blocks=nn.ModuleList([Block(), Block()])) for _ in range(2)]
+    depths = depths_of(Net(stem=linear(), stages=nn.ModuleList(stages), head=linear()))
+    assert depths["stages.1.gamma"] == depths["stages.0.blocks.1.norm1.weight"] == 2
+    assert depths["stages.1.blocks.0.norm1.weight"] == 3
 
 
 @pytest.mark.parametrize("name", ["_orig_mod", "module", "model", "net"])

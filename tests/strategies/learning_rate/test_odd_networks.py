@@ -111,6 +111,55 @@ def test_sublayers_of_different_kinds_are_one_block() -> None:
     assert set(depths_of(module).values()) == set(range(5))
 
 
+def test_list_with_as_many_single_layers_as_blocks() -> None:
+    downs = nn.ModuleList([DoubleConv(), DoubleConv()])
+    ups = nn.ModuleList([linear(), DoubleConv(), linear(), DoubleConv()])
+    depths = depths_of(Net(downs=downs, ups=ups, out=linear()))
+    assert [depths[f"ups.{i}.weight"] for i in (0, 2)] == [2, 4]
+    assert [depths[f"ups.{i}.double_conv.0.weight"] for i in (1, 3)] == [3, 5]
+    assert depths["ups.3.double_conv.3.weight"] == 5 < depths["out.weight"]
+
+
+def test_list_of_one_network_is_looked_into() -> None:
+    depths = depths_of(Net(models=nn.ModuleList([ViT(3, False)]), out=linear()))
+    assert depths["models.0.blocks.2.norm1.weight"] == 3 < depths["out.weight"] == 4
+
+
+def test_stage_may_hold_a_single_block_behind_a_single_layer() -> None:
+    stages = [Net(layers=nn.Sequential(linear(), Block())) for _ in range(2)]
+    found = levels(Net(stages=nn.ModuleList(stages), head=linear()))
+    assert [min(level) for level in found] == [
+        "stages.0.layers.0", "stages.0.layers.1.attn.proj",
+        "stages.1.layers.0", "stages.1.layers.1.attn.proj", "head",
+    ]  # fmt: skip
+
+
+def test_attention_and_perceptron_each_in_a_list_are_one_block() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            attention = Net(q=linear(), kv=linear(), proj=linear())
+            self.attn = nn.Sequential(nn.LayerNorm(4), attention)
+            self.mlp = nn.Sequential(nn.LayerNorm(4), linear(), nn.GELU(), linear())
+
+    depths = depths_of(Net(embed=linear(), layers=nn.ModuleList([Layer(), Layer()]), out=linear()))
+    assert depths["out.weight"] == 3
+    assert {d for name, d in depths.items() if name.startswith("layers.1")} == {2}
+
+
+def test_block_may_hold_a_short_list_of_alike_parts() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = Net(q=linear(), k=linear(), v=linear(), proj=linear())
+            self.ffn = nn.ModuleList([Perceptron(), Perceptron()])
+            self.bottleneck = mlp(4, 4, 4)
+
+    depths = depths_of(Net(embed=linear(), layers=nn.ModuleList([Layer(), Layer()]), out=linear()))
+    assert depths["out.weight"] == 3
+    assert {d for name, d in depths.items() if name.startswith("layers.1")} == {2}
+
+
 def test_experts_share_the_level_of_their_block() -> None:
     class Experts(nn.Module):
         def __init__(self) -> None:
