@@ -63,6 +63,11 @@ class Case:
         """The network's."""
         return (SHAPES | QUICK_SHAPES)[self.model]
 
+    @property
+    def smoke(self) -> bool:
+        """Whether this only shows that it runs."""
+        return self.model in QUICK_SHAPES
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -15,7 +15,7 @@ from strategies.learning_rate import (
     Layer,
     LayerwiseDecay,
     LayerwiseRates,
-    smallest_holding,
+    networks_of,
     without_frozen_tail,
 )
 
@@ -94,7 +94,4 @@ def _parts(network: Layer, named: Named, held: Sequence[set[Parameter]]) -> list
     names = [{n for n, p in named if p in group and n in known} for group in held]
     if len(held) == 1 or not all(names):
         return [network] * len(held)
-    parts = [smallest_holding(network, group) for group in names]
-    inside = [{p.name for p in part.all_parameters()} for part in parts]
-    separate = sum(map(len, inside)) == len(set().union(*inside))
-    return parts if separate else [network] * len(held)
+    return networks_of(network, names)

@@ -28,6 +28,10 @@ class Patches:
     def __init__(self) -> None:
         self._before: dict[tuple[int, str], tuple[Any, Any]] = {}
 
+    def __bool__(self) -> bool:
+        """Whether anything is set."""
+        return bool(self._before)
+
     def set(self, target: Any, name: str, value: Any) -> None:
         """Set an attribute; setting it again keeps the first value for `undo`."""
         self._before.setdefault((id(target), name), (target, vars(target).get(name, _ABSENT)))

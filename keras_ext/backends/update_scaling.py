@@ -64,6 +64,11 @@ class UpdateScaling:
         scaling = getattr(update_step, "__self__", None)
         return scaling if isinstance(scaling, UpdateScaling) else None
 
+    @property
+    def in_force(self) -> bool:
+        """Whether it is installed and nobody has removed it."""
+        return bool(self._patches)
+
     def resolve(self) -> None:
         """Ask for the rates now, if that was not done yet."""
         if not self._rates:

@@ -86,14 +86,16 @@ class LayerwiseLRDecay(DecidingCallback):
         scaling = UpdateScaling(model.optimizer, lambda step: self._decide(model, step))
         if (left := scaling.acting_on(model.optimizer)) is not None:  # from a fit that failed
             left.remove()
-        if model.built:  # TensorFlow may build in the first step; the rates are settled there
+        # TensorFlow may build the model in the first step; the rates are settled there.
+        if model.built and model.weights:
             scaling.resolve()
         self._scaling = scaling
         self._install()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         # `train_on_batch` called by another callback looks to Keras like the start of a new fit.
-        if self._scaling is not None and not self._scaling.acting_on(self.model.optimizer):
+        # To look at `self.model` here would cost JAX a copy of all state at every step.
+        if self._scaling is not None and not self._scaling.in_force:
             self._install()
 
     def _install(self) -> None:

@@ -8,7 +8,7 @@ from strategies.learning_rate.layerwise import (
     layerwise_multipliers,
 )
 from strategies.learning_rate.names import layers_from_names
-from strategies.learning_rate.parts import smallest_holding, without_frozen_tail
+from strategies.learning_rate.parts import networks_of, without_frozen_tail
 from strategies.learning_rate.structure import Layer, Parameter
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "Parameter",
     "layers_from_names",
     "layerwise_multipliers",
+    "networks_of",
     "parameter_depths",
-    "smallest_holding",
     "without_frozen_tail",
 ]

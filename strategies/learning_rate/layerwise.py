@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
 
 from strategies.learning_rate.depth import parameter_depths
 from strategies.learning_rate.groups import Groups, check_groups
@@ -135,21 +134,6 @@ class LayerwiseDecay:
             for p in layer.parameters
             if p.is_bias or layer.role == "norm"
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """The settings as plain values; a callable `groups` is kept by its name."""
-        groups = self.groups
-        if groups is not None:
-            groups = f"callable {_name(groups)}" if callable(groups) else list(groups)
-        return {
-            "decay": float(self.decay),
-            "groups": groups,
-            "no_decay_on_bias_and_norm": self.no_decay_on_bias_and_norm,
-        }
-
-
-def _name(function: object) -> str:
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def _reason(multipliers: Mapping[str, float], depths: Mapping[str, int]) -> str:

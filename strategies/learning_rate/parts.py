@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from strategies.learning_rate.structure import Layer, looks_like_head
 
@@ -51,10 +51,43 @@ def without_frozen_tail(network: Layer, trained: Collection[str]) -> tuple[Layer
     return network.without(dropped), [child.name for child in dropped]
 
 
+def networks_of(network: Layer, optimizers: Sequence[Collection[str]]) -> list[Layer]:
+    """The part of a module whose depths count for each of its optimizers.
+
+    Optimizers over separate networks (a GAN) count the depths of their own. Optimizers that share
+    one (Muon for the matrices, AdamW for the rest; one for the body, one for the head) count the
+    whole.
+
+    Args:
+        network: The root of the tree.
+        optimizers: Names of the parameters that each optimizer holds, at least one each.
+
+    Returns:
+        One part for each optimizer.
+
+    Raises:
+        ValueError: An optimizer has no names, or the network has no parameter of such a name.
+
+    Example:
+        >>> from strategies.learning_rate import layers_from_names
+        >>> gan = layers_from_names(["generator.a.w", "generator.b.w", "critic.a.w", "critic.b.w"])
+        >>> generator, critic = ["generator.a.w", "generator.b.w"], ["critic.a.w", "critic.b.w"]
+        >>> [part.name for part in networks_of(gan, [generator, critic])]
+        ['generator', 'critic']
+    """
+    parts = [smallest_holding(network, names) for names in optimizers]
+    inside = [_names(part) for part in parts]
+    separate = sum(map(len, inside)) == len(frozenset().union(*inside))
+    if not separate or any(looks_like_head(part.short_name) for part in parts):
+        return [network] * len(parts)
+    return parts
+
+
 def smallest_holding(network: Layer, names: Collection[str]) -> Layer:
     """The smallest part of a network that holds all the given parameters.
 
-    For a module with several optimizers, such as a GAN: each one's part counts its own depths.
+    Networks before the first or behind the last of the parameters are no part of it, as the
+    critics are none of CycleGAN's two generators; single layers and heads there are.
 
     Args:
         network: The root of the tree.
@@ -81,7 +114,16 @@ def smallest_holding(network: Layer, names: Collection[str]) -> Layer:
     part = network
     while inner := [child for child in part.children if wanted <= _names(child)]:
         part = inner[0]
-    return part
+    return part if part.role == "list" else part.without(_at_the_ends(part, wanted))
+
+
+def _at_the_ends(part: Layer, wanted: frozenset[str]) -> list[Layer]:
+    at_work = [i for i, child in enumerate(part.children) if _holds_any(child, wanted)]
+    if not at_work:
+        return []
+    outside = part.children[: at_work[0]] + part.children[at_work[-1] + 1 :]
+    networks = [c for c in outside if c.is_composite and not looks_like_head(c.short_name)]
+    return networks if all(c in networks for c in outside if c.has_parameters) else []
 
 
 def _names(layer: Layer) -> frozenset[str]:

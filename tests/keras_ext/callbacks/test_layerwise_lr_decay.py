@@ -75,6 +75,21 @@ class Counts(keras.callbacks.Callback):
         self.batches += 1
 
 
+class OwnWay(optimizers.SGD):
+    """Updates variables without `update_step`."""
+
+    def build(self, variables: list[keras.Variable]) -> None:
+        super().build(variables)
+        self.known = list(variables)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        if not self.built:
+            self.build(trainable_variables)
+        for g, v in zip(grads, self.known, strict=True):
+            v.assign(v - 0.1 * g)
+        self.iterations.assign(self.iterations + 1)
+
+
 class TestRepeatedFits:
     def test_a_plain_fit_afterwards_is_plain(self) -> None:
         model = compiled()

@@ -209,27 +209,44 @@ def test_no_decay_on_bias_and_norm() -> None:
     assert spy.param_groups[0]["weight_decay"] == 0.3
 
 
-def test_manual_optimization_with_two_optimizers_counts_each_network() -> None:
+@pytest.mark.parametrize(
+    "parts",
+    [[["net"], ["critic"]], [["net", "net_back"], ["critic", "critic_back"]]],
+    ids=["GAN", "CycleGAN"],
+)
+def test_manual_optimization_with_two_optimizers_counts_each_network(
+    parts: list[list[str]],
+) -> None:
+    def make(module: Any) -> list[torch.optim.Optimizer]:
+        return [
+            SpySGD([p for name in names for p in getattr(module, name).parameters()], lr=0.1)
+            for names in parts
+        ]
+
     class Gan(Module):
         def __init__(self) -> None:
-            super().__init__(lambda m: [SpySGD(n.parameters(), lr=0.1) for n in (m.net, m.critic)])
-            self.critic = Net()
+            super().__init__(make)
+            for name in [name for names in parts for name in names if name != "net"]:
+                setattr(self, name, Net())
             self.automatic_optimization = False
 
         def training_step(self, batch: Any, batch_idx: int) -> None:
             x, y = batch
-            for optimizer, net in zip(self.optimizers(), (self.net, self.critic), strict=True):
+            for optimizer, names in zip(self.optimizers(), parts, strict=True):
                 optimizer.zero_grad()
-                self.manual_backward(nn.functional.cross_entropy(net(x), y))
+                out = sum(getattr(self, name)(x) for name in names)
+                self.manual_backward(nn.functional.cross_entropy(out, y))
                 optimizer.step()
 
     module = Gan()
     t = trainer(decay(0.5))
     t.fit(module, loader())
-    for spy, net in zip(t.optimizers, (module.net, module.critic), strict=True):
+    for spy, names in zip(t.optimizers, parts, strict=True):
         assert len(spy.rates) == STEPS
-        for name, p in net.named_parameters():
-            assert spy.rates[-1][id(p)] == pytest.approx(0.1 * 0.5 ** (3 - depth(name)), rel=1e-12)
+        for net in (getattr(module, name) for name in names):
+            for name, p in net.named_parameters():
+                expected = 0.1 * 0.5 ** (3 - depth(name))
+                assert spy.rates[-1][id(p)] == pytest.approx(expected, rel=1e-12)
 
 
 def test_optimizers_sharing_one_network_count_the_whole() -> None:

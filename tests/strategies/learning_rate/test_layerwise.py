@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 from typing import Any
 
@@ -119,21 +118,6 @@ def test_norms_are_known_by_their_role() -> None:
 
 def _depth(name: str) -> int:
     return len(name)
-
-
-@pytest.mark.parametrize(
-    ("groups", "kept"),
-    [
-        (None, None),
-        (["stem", "a"], ["stem", "a"]),
-        (("stem",), ["stem"]),
-        (_depth, "callable _depth"),
-    ],
-)
-def test_state_is_plain(groups: Any, kept: Any) -> None:
-    state = LayerwiseDecay(np.float64(0.5), groups).state_dict()
-    assert state == {"decay": 0.5, "groups": kept, "no_decay_on_bias_and_norm": False}
-    assert json.loads(json.dumps(state)) == state
 
 
 def test_rule_is_a_value() -> None:

@@ -123,6 +123,9 @@ def test_list_with_as_many_single_layers_as_blocks() -> None:
 def test_list_of_one_network_is_looked_into() -> None:
     depths = depths_of(Net(models=nn.ModuleList([ViT(3, False)]), out=linear()))
     assert depths["models.0.blocks.2.norm1.weight"] == 3 < depths["out.weight"] == 4
+    network = Net(stem=linear(), block1=Block(), block2=Block())
+    depths = depths_of(Net(models=nn.ModuleList([network]), out=linear()))
+    assert depths["models.0.block2.norm1.weight"] == 2 < depths["out.weight"] == 3
 
 
 def test_stage_may_hold_a_single_block_behind_a_single_layer() -> None:
@@ -220,6 +223,14 @@ def test_shared_layer_counts_at_its_deepest_use() -> None:
     assert depths["a.weight"] == depths["c.weight"] == 2
     assert depths["b.weight"] == 1
     assert depths["d.weight"] == 3
+
+
+def test_tied_head_defined_first_counts_as_head() -> None:
+    embed, head = nn.Embedding(3, 4), nn.Linear(4, 3, bias=False)
+    head.weight = embed.weight
+    blocks = nn.ModuleList([Block(), Block()])
+    depths = depths_of(Net(lm_head=head, embed=embed, blocks=blocks))
+    assert depths["lm_head.weight"] == depths["embed.weight"] == 3
 
 
 def test_shared_block_counts_at_its_deepest_use() -> None:

@@ -13,10 +13,11 @@ from strategies.learning_rate import (
     Layer,
     layers_from_names,
     layerwise_multipliers,
+    networks_of,
     parameter_depths,
-    smallest_holding,
     without_frozen_tail,
 )
+from strategies.learning_rate.parts import smallest_holding
 from tests.strategies.learning_rate.nets import (
     Net,
     Perceptron,
@@ -189,14 +190,38 @@ def test_smallest_part(names: list[str], expected: str) -> None:
 
 
 def test_two_generators_and_two_critics() -> None:
-    """Each optimizer's part, without the frozen rest: CycleGAN."""
+    """CycleGAN: one optimizer for both generators, one for both critics."""
     parts = {name: ResNet((2, 2), head=False) for name in ("g_ab", "g_ba", "d_a", "d_b")}
     module = Net(**parts)
-    network = layers_from_module(module)
-    generators = names_below(module, "g_")
-    part, dropped = without_frozen_tail(smallest_holding(network, generators), generators)
-    assert dropped == ["d_a", "d_b"]
-    assert max(layerwise_multipliers(part, 0.5)[name] for name in generators) == 1.0
+    optimizers = [names_below(module, which) for which in ("g_", "d_")]
+    for part, names in zip(
+        networks_of(layers_from_module(module), optimizers), optimizers, strict=True
+    ):
+        assert {parameter.name for parameter in part.all_parameters()} == names
+        assert max(layerwise_multipliers(part, 0.5).values()) == 1.0
+
+
+@pytest.mark.parametrize(
+    "optimizers",
+    [
+        [["stem.w", "body.a.w"], ["body.b.w", "head.w"]],
+        [["stem.w", "head.w"], ["body.a.w", "body.b.w"]],
+        [["body.a.w", "body.b.w"], ["head.w"]],
+        [["stem.w"], ["body.a.w", "body.b.w", "head.w"]],
+    ],
+    ids=["share a part", "around the other's", "head", "stem"],
+)
+def test_optimizers_of_one_network_count_the_whole(optimizers: list[list[str]]) -> None:
+    network = layers_from_names(["stem.w", "body.a.w", "body.b.w", "head.w"])
+    assert networks_of(network, optimizers) == [network, network]
+
+
+@pytest.mark.parametrize(
+    "others", [["embed.w"], ["head.w"], ["head.a.w", "head.b.w"], ["net.a.w", "net.b.w", "out.w"]]
+)
+def test_single_layers_and_heads_beside_it_belong_to_the_network(others: list[str]) -> None:
+    network = layers_from_names([*others, "stem.w", "body.a.w", "body.b.w"])
+    assert smallest_holding(network, ["stem.w", "body.a.w"]) is network
 
 
 @pytest.mark.parametrize(
