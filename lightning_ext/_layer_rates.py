@@ -46,7 +46,17 @@ def check_optimizer(optimizer: Any) -> None:
             f"optimizer {name} is not a torch.optim.Optimizer and cannot be hooked; return one "
             "from configure_optimizers"
         )
-    for inner in stepping_optimizers(optimizer):
+    if not (inside := stepping_optimizers(optimizer)):
+        raise TypeError(
+            f"optimizer {name} cannot be hooked; call super().__init__(params, defaults) in it"
+        )
+    if any(group.get("lr") is None for group in optimizer.param_groups):
+        raise ValueError(
+            f"optimizer {name} has a parameter group without a learning rate (lr=None), so there "
+            "is nothing to scale; give it one, with transformers.Adafactor also "
+            "relative_step=False"
+        )
+    for inner in inside:
         if isinstance(inner, LBFGS) or type(inner).__name__ in _ONE_RATE:
             raise ValueError(
                 f"{type(inner).__name__} takes one step size for all parameters together and "

@@ -26,7 +26,7 @@ def layers_from_module(module: nn.Module) -> Layer:
 def _grow(path: str, module: nn.Module) -> Layer:
     prefix = f"{path}." if path else ""
     parameters = tuple(
-        Parameter(f"{prefix}{name}", key=id(parameter), is_bias=name.endswith("bias"))
+        Parameter(f"{prefix}{name}", key=id(parameter), is_bias=is_bias(path, name))
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
     )
     # `named_children` skips the second use of a shared layer; `named_modules` can be told not to.
@@ -36,6 +36,11 @@ def _grow(path: str, module: nn.Module) -> Layer:
         if name and "." not in name
     )
     return Layer(path, type(module).__name__, _role(path, module), parameters, children)
+
+
+def is_bias(path: str, name: str) -> bool:
+    """Whether a parameter is a bias: `bias`, an LSTM's `bias_ih_l0`, a parametrized `bias`."""
+    return "bias" in name.split("_") or path.endswith(".parametrizations.bias")
 
 
 def _role(path: str, module: nn.Module) -> Role:

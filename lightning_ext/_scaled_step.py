@@ -7,8 +7,10 @@ split copies while the optimizer works, and are whole again for every line of th
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -19,6 +21,15 @@ from lightning_ext._compat import rank_zero_warn
 _Group = dict[str, Any]
 # Set anew on every copy at every step, so never carried from one step to the next.
 _RESCALED = ("params", "lr", "weight_decay")
+_IN_FORCE: WeakKeyDictionary[Optimizer, ScaledStep] = WeakKeyDictionary()
+
+
+def _can_be_hooked(optimizer: Optimizer) -> bool:
+    try:
+        optimizer.register_step_post_hook(lambda *_: None).remove()
+    except AttributeError:  # a wrapper that calls no `super().__init__`
+        return False
+    return True
 
 
 def stepping_optimizers(optimizer: Optimizer) -> list[Optimizer]:
@@ -46,7 +57,8 @@ def stepping_optimizers(optimizer: Optimizer) -> list[Optimizer]:
                 else:
                     waiting.append(attribute)
     # Where `param_groups` is a property, it shows the groups of an inner one.
-    return [other for other in found if "param_groups" in vars(other)]
+    owners = [other for other in found if "param_groups" in vars(other)]
+    return [other for other in owners if _can_be_hooked(other)]
 
 
 class ScaledStep:
@@ -79,19 +91,39 @@ class ScaledStep:
         self._splits: dict[int, _Split] = {}
         self._user_groups: list[_Group] | None = None
         self._depth = 0
+        # Whether each copy's parameters were asked for in the first step; None before it.
+        self.asked: list[bool] | None = None
         before = optimizer.register_step_pre_hook(self._before)
         after = optimizer.register_step_post_hook(self._after)
         # First of all post hooks, so that the user's own find their groups whole. torch offers
         # `prepend=True` for the hooks of modules only.
         if (hooks := after.hooks_dict_ref()) is not None:
             hooks.move_to_end(after.id, last=False)
-        self._handles = [before, after]
+        self._before_hook = before
+        self._handles = [
+            before,
+            after,
+            # A signal handler may save while the optimizer is at work.
+            optimizer.register_state_dict_pre_hook(lambda _: self._leave()),
+            optimizer.register_state_dict_post_hook(lambda *_: self._return()),
+        ]
+        if (earlier := _IN_FORCE.get(optimizer)) is not None:  # of a fit that ended without a hook
+            earlier.detach()
+        _IN_FORCE[optimizer] = self
 
     def detach(self) -> None:
         """Put the user's groups back and leave the optimizer as it was."""
         self.restore()
         for handle in self._handles:
             handle.remove()
+        if _IN_FORCE.get(self.optimizer) is self:
+            del _IN_FORCE[self.optimizer]
+
+    def go_last(self) -> None:
+        """Act after all pre hooks, so that the user's own find their groups whole."""
+        hooks = self._before_hook.hooks_dict_ref()
+        if hooks is not None and next(reversed(hooks)) != self._before_hook.id:
+            hooks.move_to_end(self._before_hook.id)
 
     def restore(self) -> None:
         """Put the user's groups back, also after a step that raised half-way."""
@@ -136,6 +168,8 @@ class ScaledStep:
         self._depth -= 1
         if self._depth <= 0:
             self.restore()
+            if self.asked is None:
+                self.asked = [asked for s in self._splits.values() for asked in s.watched()]
 
     def _around(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The user's closure, which is to see the user's groups however often it is called."""
@@ -152,9 +186,19 @@ class ScaledStep:
 
         return run
 
+    def _return(self) -> None:
+        if self._depth > 0:
+            self._enter()
+
     def _enter(self) -> None:
         self._user_groups = self.optimizer.param_groups
         splits = [self._split_of(group) for group in self._user_groups]
+        if self.asked is None:
+            if torch.compiler.is_compiling():  # for which a group has to be a plain dict
+                self.asked = []
+            else:
+                for split in splits:
+                    split.watch()
         self.optimizer.param_groups = [copy for s in splits for copy in s.rescaled()]
         self._splits = {id(split.user): split for split in splits}
 
@@ -179,6 +223,16 @@ class ScaledStep:
         return parts
 
 
+class _Watched(_Group):
+    """A group that knows whether its parameters were asked for."""
+
+    asked = False
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked = self.asked or key == "params"
+        return super().__getitem__(key)
+
+
 class _Split:
     """One of the user's groups, and its copies by (factor, decays)."""
 
@@ -186,55 +240,86 @@ class _Split:
         self.user = user
         self.parts = list(parts)
         # A counter that is advanced in place must not be one and the same in all copies.
-        self.copies = [
-            {key: value.clone() if isinstance(value, Tensor) else value for key, value in items}
-            | {"params": params}
-            for params in parts.values()
-            for items in [user.items()]
+        self.copies: list[_Group] = [
+            _copied(user) | {"params": params} for params in parts.values()
         ]
-        self._params, self._count = user["params"], len(user["params"])
-        self._seen = dict(user)
+        self._params = list(user["params"])
+        self._remember()
 
     def fits(self, group: _Group) -> bool:
         """Whether the group still holds the parameters that were split."""
-        return (
-            self.user is group
-            and self._params is group["params"]
-            and self._count == len(group["params"])
-        )
+        now, then = group["params"], self._params
+        return self.user is group and len(now) == len(then) and all(map(operator.is_, now, then))
 
     def rescaled(self) -> list[_Group]:
         """The copies, with what the user or a scheduler changed since the last step."""
         changed = {
             key: value
             for key, value in self.user.items()
-            if key not in _RESCALED and value is not self._seen.get(key)
+            if key not in _RESCALED and not _unchanged(value, self._seen.get(key))
         }
         for (factor, decays), copy in zip(self.parts, self.copies, strict=True):
-            copy.update(changed)
+            copy.update(_copied(changed))
             copy["lr"] = self.user["lr"] * factor if factor != 1.0 else self.user["lr"]
             if "weight_decay" in self.user:
                 copy["weight_decay"] = self.user["weight_decay"] if decays else 0.0
-        self._seen = dict(self.user)
+        self._remember()
         return self.copies
 
     def write_back(self) -> None:
         """Give the user's group what the optimizer changed in its own bookkeeping."""
         for key, value in (self.copies[0] if self.copies else {}).items():
-            if key not in _RESCALED and value is not self._seen.get(key):
+            if key in _RESCALED or _unchanged(value, self._seen.get(key)):
+                continue
+            if isinstance(mine := self.user.get(key), Tensor) and isinstance(value, Tensor):
+                mine.copy_(value)  # the user may hold on to it
+            else:
                 self.user[key] = value
-        self._seen = dict(self.user)
+        self._remember()
+
+    def _remember(self) -> None:
+        # A tensor may change in place, hence a copy of its value.
+        self._seen = _copied(self.user)
+
+    def watch(self) -> None:
+        """Have the copies note who asks for their parameters."""
+        if not any(isinstance(copy, _Watched) for copy in self.copies):
+            self.copies = [_Watched(copy) for copy in self.copies]
+
+    def watched(self) -> list[bool]:
+        """Whether each copy that has gradients was asked for its parameters; ends the watch."""
+        asked = [
+            copy.asked for copy in self.copies if isinstance(copy, _Watched) and _has_gradient(copy)
+        ]
+        self.copies = [dict(copy) for copy in self.copies]
+        return asked
 
     def differing(self) -> list[_Group]:
         """Values that are not the same in all copies."""
-        keys = {key for copy in self.copies for key in self._own_keys(copy)}
+        first = self.copies[0] if self.copies else {}
+        keys = {key for copy in self.copies for key in self._own_keys(copy, first)}
         return [{key: copy[key] for key in keys if key in copy} for copy in self.copies]
 
-    def _own_keys(self, copy: _Group) -> Iterator[str]:
-        for key, value in copy.items():
-            plain = key not in _RESCALED and isinstance(value, (bool, int, float, Tensor))
-            if plain and not all(_same(value, other.get(key)) for other in self.copies):
+    def _own_keys(self, copy: _Group, first: _Group) -> Iterator[str]:
+        for key in copy.keys() | first.keys():
+            value, other = copy.get(key), first.get(key)
+            plain = any(isinstance(v, (bool, int, float, Tensor)) for v in (value, other))
+            if key not in _RESCALED and plain and not _same(value, other):
                 yield key
+
+
+def _has_gradient(group: _Group) -> bool:
+    return any(parameter.grad is not None for parameter in group.get("params", ()))
+
+
+def _copied(group: _Group) -> _Group:
+    return {k: v.clone() if isinstance(v, Tensor) else v for k, v in group.items()}
+
+
+def _unchanged(value: Any, seen: Any) -> bool:
+    if isinstance(value, Tensor):
+        return isinstance(seen, Tensor) and value.shape == seen.shape and torch.equal(value, seen)
+    return value is seen
 
 
 def _same(a: Any, b: Any) -> bool:

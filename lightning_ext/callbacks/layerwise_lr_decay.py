@@ -19,6 +19,9 @@ from lightning_ext._scaled_step import ScaledStep, stepping_optimizers
 from lightning_ext.callbacks._base import DecidingCallback
 from strategies.learning_rate import LayerwiseDecay, LayerwiseRates
 
+# So long may mixed precision skip steps in search of its loss scale.
+_STEPS_IN_DOUBT = 20
+
 
 class LayerwiseLRDecay(DecidingCallback):
     """Let earlier layers learn slower than later ones.
@@ -85,6 +88,8 @@ class LayerwiseLRDecay(DecidingCallback):
         self._steps: list[list[ScaledStep]] = []
         self._group_state: list[Any] = []
         self._seen: list[Any] = []
+        self._begun = 0
+        self._in_doubt = False
 
     def reset(self) -> None:
         super().reset()
@@ -106,6 +111,7 @@ class LayerwiseLRDecay(DecidingCallback):
         self._load_group_state()
         self._seen = _groups(trainer)
         self._explain(trainer)
+        self._begun, self._in_doubt = trainer.global_step, True
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -117,6 +123,8 @@ class LayerwiseLRDecay(DecidingCallback):
             self._load_group_state()
             self._seen = now
             self._explain(trainer)
+        for step in self._all_steps():
+            step.go_last()
 
     def _decide(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for optimizer in trainer.optimizers:
@@ -184,6 +192,28 @@ class LayerwiseLRDecay(DecidingCallback):
     ) -> None:
         for step in self._all_steps():  # the user may have caught what a step raised
             step.restore()
+        self._check_in_force(trainer)
+
+    def _check_in_force(self, trainer: Trainer) -> None:
+        """Fall back to equal rates where an optimizer does not follow its `param_groups`."""
+        for optimizer, steps in zip(trainer.optimizers, self._steps, strict=False):
+            for step in [s for s in steps if s.asked and any(s.asked) and not all(s.asked)]:
+                steps.remove(step)
+                step.detach()
+                self._fall_back(trainer, optimizer, "passed over some of its parameter groups")
+        if not self._in_doubt or trainer.global_step < self._begun + _STEPS_IN_DOUBT:
+            return
+        self._in_doubt = False
+        # Of several optimizers, some may not have had their turn.
+        if len(trainer.optimizers) == 1 and not any(
+            step.asked == [] or any(step.asked or ()) for steps in self._steps for step in steps
+        ):
+            self._fall_back(trainer, trainer.optimizers[0], "takes no notice of its param_groups")
+
+    def _fall_back(self, trainer: Trainer, optimizer: Any, what: str) -> None:
+        reason = f"{type(optimizer).__name__} {what}: its parameters learn at equal rates"
+        self.record(trainer, "fall back", reason)
+        rank_zero_warn(f"LayerwiseLRDecay: {reason}; use an optimizer of torch.optim, unwrapped")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finish()
@@ -230,4 +260,7 @@ class LayerwiseLRDecay(DecidingCallback):
 
 def _groups(trainer: Trainer) -> list[Any]:
     """What changes when parameters join an optimizer, or another optimizer takes over."""
-    return [(id(o), [len(group["params"]) for group in o.param_groups]) for o in trainer.optimizers]
+    return [
+        (id(o), [list(map(id, group["params"])) for group in o.param_groups])
+        for o in trainer.optimizers
+    ]

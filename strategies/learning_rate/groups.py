@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import operator
+import reprlib
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+
+# Deeper than any network; what is beyond is a mistake, such as an id.
+_DEEPEST = 1_000_000
 
 Groups = Sequence[str] | Callable[[str], int]
 
@@ -48,7 +53,7 @@ def depths_by_groups(names: Sequence[str], groups: Groups) -> dict[str, int]:
     Raises:
         TypeError: The callable returns something else than a whole number.
         ValueError: A pattern matches nothing, two patterns claim one parameter, or a depth is
-            negative.
+            negative or absurdly large.
 
     Example:
         >>> depths_by_groups(["embed.w", "blocks.0.w", "blocks.1.w"], ["embed", "blocks.0"])
@@ -75,16 +80,23 @@ def depths_by_groups(names: Sequence[str], groups: Groups) -> dict[str, int]:
 
 
 def _checked(depth: object, name: str) -> int:
-    if isinstance(depth, bool) or not hasattr(depth, "__index__"):
+    try:  # arrays and tensors have `__index__` too, and use it for some values only
+        number = None if isinstance(depth, bool) else operator.index(depth)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None:
         raise TypeError(
             f"groups({name!r}) returned {depth!r}; return the depth as a whole number >= 0"
         )
-    if (number := int(depth.__index__())) < 0:
-        raise ValueError(f"groups({name!r}) returned {number}; return a depth >= 0 (0 = input)")
+    if not 0 <= number <= _DEEPEST:
+        raise ValueError(
+            f"groups({name!r}) returned {reprlib.repr(number)}; return a depth >= 0 (0 = input), "
+            f"at most {_DEEPEST}"
+        )
     return number
 
 
 def _claims(pattern: str, name: str) -> bool:
     """Whether a pattern is the name, or that of a layer above it."""
-    below_layer = name.startswith((f"{pattern}.", f"{pattern}/"))
-    return below_layer or any(fnmatchcase(name, f"{pattern}{tail}") for tail in ("", ".*", "/*"))
+    named = name == pattern or name.startswith((f"{pattern}.", f"{pattern}/"))
+    return named or any(fnmatchcase(name, f"{pattern}{tail}") for tail in ("", ".*", "/*"))

@@ -75,7 +75,8 @@ def networks_of(network: Layer, optimizers: Sequence[Collection[str]]) -> list[L
         >>> [part.name for part in networks_of(gan, [generator, critic])]
         ['generator', 'critic']
     """
-    parts = [smallest_holding(network, names) for names in optimizers]
+    held = frozenset().union(*optimizers)
+    parts = [smallest_holding(network, names, held) for names in optimizers]
     inside = [_names(part) for part in parts]
     separate = sum(map(len, inside)) == len(frozenset().union(*inside))
     if not separate or any(looks_like_head(part.short_name) for part in parts):
@@ -83,15 +84,19 @@ def networks_of(network: Layer, optimizers: Sequence[Collection[str]]) -> list[L
     return parts
 
 
-def smallest_holding(network: Layer, names: Collection[str]) -> Layer:
+def smallest_holding(
+    network: Layer, names: Collection[str], held: Collection[str] | None = None
+) -> Layer:
     """The smallest part of a network that holds all the given parameters.
 
     Networks before the first or behind the last of the parameters are no part of it, as the
-    critics are none of CycleGAN's two generators; single layers and heads there are.
+    critics are none of CycleGAN's two generators; single layers and heads there are. A frozen
+    layer beside them belongs to their network too.
 
     Args:
         network: The root of the tree.
         names: Names of parameters, at least one.
+        held: Names of all parameters that any optimizer holds. Default: None, all of the network.
 
     Raises:
         ValueError: There are no names, or the network has no parameter of such a name.
@@ -112,7 +117,11 @@ def smallest_holding(network: Layer, names: Collection[str]) -> Layer:
             f"as in {some}"
         )
     part = network
+    trained = _names(network) if held is None else frozenset(held)
     while inner := [child for child in part.children if wanted <= _names(child)]:
+        beside = [child for child in part.children if child not in inner and child.has_parameters]
+        if any(not child.is_composite and not _holds_any(child, trained) for child in beside):
+            break
         part = inner[0]
     return part if part.role == "list" else part.without(_at_the_ends(part, wanted))
 

@@ -127,6 +127,8 @@ def test_shared_parameter_counts_at_the_deeper_of_two_groups() -> None:
         (lambda name: True, TypeError, r"^groups\('embed.w'\) returned True"),
         (lambda name: np.float32(1), TypeError, r"^groups\('embed.w'\) returned"),
         (lambda name: -1, ValueError, r"^groups\('embed.w'\) returned -1; return a depth >= 0"),
+        (lambda name: 10**400, ValueError, r"^groups\('embed.w'\) returned 1000.*at most 1000000"),
+        (lambda name: np.array([1, 2]), TypeError, r"^groups\('embed.w'\) returned array"),
         (lambda name: np.int8(-2), ValueError, r"^groups\('embed.w'\) returned -2"),
     ],
 )  # fmt: skip

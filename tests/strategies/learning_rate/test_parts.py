@@ -201,6 +201,18 @@ def test_two_generators_and_two_critics() -> None:
         assert max(layerwise_multipliers(part, 0.5).values()) == 1.0
 
 
+@pytest.mark.parametrize("frozen", ["first", "out"])
+def test_freezing_a_single_layer_of_a_generator_shifts_no_other(frozen: str) -> None:
+    names = ["g.first.w", "g.body.a.w", "g.body.b.w", "g.out.w", "d.a.w", "d.b.w"]
+    optimizers = [[n for n in names if n.startswith(which)] for which in ("g", "d")]
+    whole, _ = networks_of(layers_from_names(names), optimizers)
+    optimizers[0].remove(f"g.{frozen}.w")
+    partly, critic = networks_of(layers_from_names(names), optimizers)
+    assert whole.name == partly.name == "g"
+    assert critic.name == "d"
+    assert parameter_depths(whole) == parameter_depths(partly)
+
+
 @pytest.mark.parametrize(
     "optimizers",
     [
