@@ -44,19 +44,38 @@ def layers_from_model(model: keras.Model) -> Layer:
         >>> [p.name for p in layers_from_model(model).all_parameters()]
         ['head/kernel', 'head/bias']
     """
-    return _grow("", model, above=())
+    return _grow("", model, above=frozenset(), beside=frozenset())
 
 
-def _grow(path: str, layer: keras.Layer, above: tuple[int, ...]) -> Layer:
+def _grow(
+    path: str,
+    layer: keras.Layer,
+    above: frozenset[int],
+    beside: frozenset[int],
+    known: bool = False,
+) -> Layer:
+    """The tree of a layer.
+
+    A layer may hold a reference to the one that it is part of (`above`), or to others that stand
+    beside it, or beside those above. Such a known layer is listed here too, but what it refers to
+    in turn is not: from layers that know all earlier ones would grow an exponential tree.
+    """
     prefix = f"{path}/" if path else ""
-    above = (*above, id(layer))
-    # A layer may hold a reference to the one that it is part of.
-    below = [child for child in sublayers(layer) if id(child) not in above]
+    above |= {id(layer)}
+    below = [
+        child
+        for child in sublayers(layer)
+        if id(child) not in above and not (known and id(child) in beside)
+    ]
     paths = {
         id(child): f"{prefix}{name}"
         for child, name in zip(below, _unique(child.name for child in below), strict=True)
     }
-    trees = {id(child): _grow(paths[id(child)], child, above) for child in below}
+    around = beside | set(paths)
+    trees = {
+        id(child): _grow(paths[id(child)], child, above, around, known or id(child) in beside)
+        for child in below
+    }
     trees = {key: tree for key, tree in trees.items() if any(tree.all_parameters())}
     children: Iterable[Layer]
     if is_functional(layer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -53,7 +54,7 @@ class UpdateScaling:
         self._decide = decide
         self._rates: dict[Any, VariableRate] = {}
         self._patches = Patches()
-        self._begin = self._steps()
+        self._begin = self.steps
         self._used = False
         self._rate_scale: Callable[[Any], Any] | None = None
 
@@ -75,7 +76,8 @@ class UpdateScaling:
             self._ask()
 
     def _ask(self) -> None:
-        self._rates = {
+        # Those outside of the model stay as they are.
+        self._rates |= {
             internals.variable_key(self._optimizer, rate.variable): rate
             for rate in self._decide(self._begin)
         }
@@ -99,18 +101,16 @@ class UpdateScaling:
         """Leave the optimizer as it was found."""
         self._patches.undo()
 
-    def check_used(self) -> None:
-        """Make sure that updates went through this scaling.
+    @property
+    def passed_over(self) -> bool:
+        """Whether a whole epoch's updates were made past it."""
+        # An optimizer that accumulates may have none to make for longer than that.
+        may_wait = getattr(self._optimizer, "gradient_accumulation_steps", None) is not None
+        return not self._used and (not may_wait or self.steps > self._begin)
 
-        Raises:
-            TypeError: Updates were made past it.
-        """
-        if not self._used and self._steps() > self._begin:
-            raise TypeError(
-                f"{type(self._optimizer).__name__} changes variables without calling its own "
-                "update_step, so that their rates cannot be scaled; move the update there, or "
-                "use an optimizer from keras.optimizers"
-            )
+    def scales(self, optimizer: keras.Optimizer) -> bool:
+        """Whether this is the optimizer that it was made for."""
+        return innermost(optimizer) is self._optimizer
 
     def factors(self, variables: Sequence[Any]) -> list[float]:
         """Factor of each variable, in the form in which the optimizer hands it over."""
@@ -170,11 +170,16 @@ class UpdateScaling:
         if key not in self._rates:
             self._ask()  # a layer was built later than the model
         if key not in self._rates:
-            raise ValueError(
+            warnings.warn(
                 f"the optimizer updates {variable.name!r}, which is no trainable variable of the "
-                "model; make it one, for example by assigning its layer to an attribute"
+                "model, at the full rate; to count it, make it one, for example by assigning its "
+                "layer to an attribute",
+                stacklevel=2,
             )
+            self._rates[key] = VariableRate(variable, 1.0)
         return self._rates[key]
 
-    def _steps(self) -> int:
+    @property
+    def steps(self) -> int:
+        """Updates that the optimizer has made so far."""
         return int(ops.convert_to_numpy(self._optimizer.iterations))

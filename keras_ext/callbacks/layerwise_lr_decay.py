@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -72,6 +74,7 @@ class LayerwiseLRDecay(DecidingCallback):
         self.multipliers_: dict[str, float] = {}
         self.levels_: dict[int, float] = {}
         self._scaling: UpdateScaling | None = None
+        self._fell_back = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
@@ -83,7 +86,8 @@ class LayerwiseLRDecay(DecidingCallback):
                 "two LayerwiseLRDecay callbacks are in one fit; pass one, and describe all levels "
                 "in its groups=[...]"
             )
-        scaling = UpdateScaling(model.optimizer, lambda step: self._decide(model, step))
+        self._fell_back = False
+        scaling = UpdateScaling(model.optimizer, self._rule_for(model))
         if (left := scaling.acting_on(model.optimizer)) is not None:  # from a fit that failed
             left.remove()
         # TensorFlow may build the model in the first step; the rates are settled there.
@@ -96,7 +100,12 @@ class LayerwiseLRDecay(DecidingCallback):
         # `train_on_batch` called by another callback looks to Keras like the start of a new fit.
         # To look at `self.model` here would cost JAX a copy of all state at every step.
         if self._scaling is not None and not self._scaling.in_force:
+            if not self._scaling.scales(self.model.optimizer):  # compiled anew within the fit
+                self._scaling = UpdateScaling(self.model.optimizer, self._rule_for(self.model))
             self._install()
+
+    def _rule_for(self, model: keras.Model) -> Callable[[int], list[VariableRate]]:
+        return lambda step: self._decide(model, step)
 
     def _install(self) -> None:
         assert self._scaling is not None
@@ -104,8 +113,19 @@ class LayerwiseLRDecay(DecidingCallback):
         retrace(self.model, self._scaling.remove)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if self._scaling is not None:
-            self._scaling.check_used()
+        if self._scaling is not None and not self._fell_back and self._scaling.passed_over:
+            self._fell_back = True
+            reason = (
+                f"{type(self.model.optimizer).__name__} made no update through its update_step: "
+                "all layers learn at equal rates"
+            )
+            self.decisions_.record(self._scaling.steps, "fall back", reason)
+            warnings.warn(
+                f"LayerwiseLRDecay: {reason}; give compile() the optimizer that train_step "
+                "applies, and have it update variables in update_step, as those of "
+                "keras.optimizers do",
+                stacklevel=2,
+            )
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if self._scaling is not None:

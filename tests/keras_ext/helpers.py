@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -44,6 +47,15 @@ def fit(
     x, y = data()
     arguments = {"batch_size": BATCH, "shuffle": False, "verbose": 0, **options}
     return model.fit(x, y, epochs=epochs, callbacks=list(callbacks), **arguments)
+
+
+@contextmanager
+def warned(match: str) -> Iterator[None]:
+    """`pytest.warns`, which would give back what the configuration lets pass, as an error."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    assert [w for w in caught if re.search(match, str(w.message))], list(map(str, caught))
 
 
 def weights(model: keras.Model) -> dict[str, np.ndarray]:

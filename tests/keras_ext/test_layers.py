@@ -158,6 +158,23 @@ class TestTree:
         model.child._layers.append(model)
         assert names(layers_from_model(model)) == ["child/w"]
 
+    def test_layers_that_know_all_earlier_ones(self) -> None:
+        class Knows(layers.Layer):
+            def __init__(self, earlier: list[Any], **options: Any) -> None:
+                super().__init__(**options)
+                self.earlier, self.own = list(earlier), dense("own")
+
+            def call(self, x: Any) -> Any:
+                return self.own(x)
+
+        blocks: list[Any] = []
+        for i in range(12):
+            blocks.append(Knows(blocks, name=f"block_{i}"))
+        model = keras.Sequential([keras.Input((4,)), *blocks, dense("head")])
+        tree = layers_from_model(model)
+        assert len(list(tree.walk())) < 12**2 * 4
+        assert {p.key for p in tree.all_parameters()} == {id(v) for v in model.trainable_variables}
+
     def test_seeds_and_counters_are_no_parameters(self) -> None:
         model = keras.Sequential(
             [keras.Input((4,)), layers.Dropout(0.5, seed=1), layers.GaussianNoise(1.0), dense("a")]

@@ -20,6 +20,7 @@ from tests.keras_ext.helpers import (
     data,
     fit,
     network,
+    warned,
     weights,
 )
 
@@ -78,14 +79,10 @@ class Counts(keras.callbacks.Callback):
 class OwnWay(optimizers.SGD):
     """Updates variables without `update_step`."""
 
-    def build(self, variables: list[keras.Variable]) -> None:
-        super().build(variables)
-        self.known = list(variables)
-
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         if not self.built:
             self.build(trainable_variables)
-        for g, v in zip(grads, self.known, strict=True):
+        for g, v in zip(grads, self._trainable_variables, strict=True):
             v.assign(v - 0.1 * g)
         self.iterations.assign(self.iterations + 1)
 
@@ -201,19 +198,20 @@ class TestFailures:
         assert_same(weights(model), fitted(), rtol=0)
 
     def test_an_optimizer_that_goes_its_own_way_is_noticed(self) -> None:
-        class OwnWay(optimizers.SGD):
-            def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-                if not self.built:
-                    self.build(trainable_variables)
-                for g, v in zip(
-                    grads, trainable_variables or self._trainable_variables, strict=True
-                ):
-                    v.assign(v - 0.1 * g)
-                self.iterations.assign(self.iterations + 1)
+        model, other, callback = compiled(OwnWay(0.1)), compiled(OwnWay(0.1)), LayerwiseLRDecay(0.5)
+        with warned("OwnWay made no update through its update_step"):
+            fit(model, callback)
+        assert [d.action for d in callback.decisions_][-1] == "fall back"
+        fit(other)
+        assert_same(weights(model), weights(other), rtol=0)
 
-        model = compiled(OwnWay(0.1))
-        with pytest.raises(TypeError, match=r"OwnWay.*update_step"):
-            fit(model, LayerwiseLRDecay(DECAY))
+    def test_an_optimizer_that_only_waits_is_fine(self) -> None:
+        model, other = (compiled(optimizers.SGD(0.1, gradient_accumulation_steps=8)) for _ in "ab")
+        callback = LayerwiseLRDecay(0.5)
+        fit(model, callback, epochs=1)  # of two steps
+        fit(other, epochs=1)
+        assert_same(weights(model), weights(other), rtol=0)
+        assert [d.action for d in callback.decisions_] == ["set rates"]
 
     def test_an_optimizer_that_extends_apply_is_fine(self) -> None:
         class Centralised(optimizers.SGD):

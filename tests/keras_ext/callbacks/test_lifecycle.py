@@ -16,7 +16,7 @@ from keras import layers
 
 from keras_ext import LayerwiseLRDecay
 from keras_ext.backends.update_scaling import UpdateScaling
-from tests.keras_ext.helpers import BACKEND, assert_same, data, fit, network, weights
+from tests.keras_ext.helpers import BACKEND, assert_same, data, fit, network, warned, weights
 
 
 def compiled(optimizer: Any = "adam", **options: Any) -> keras.Model:
@@ -147,6 +147,57 @@ def test_an_unused_layer_does_not_put_off_the_check() -> None:
     with pytest.raises(ValueError, match=r"groups\[0\]='nothing'"):
         fit(model, LayerwiseLRDecay(groups=["nothing"]))
     fit(model, LayerwiseLRDecay(0.5))
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="an optimizer has to be built outside of its step")
+def test_compiled_anew_in_the_middle_of_the_fit() -> None:
+    class Recompiles(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                self.model.compile(keras.optimizers.SGD(0.2), "mse")
+                self.model.make_train_function()
+
+    first, then = LayerwiseLRDecay(0.5), compiled(keras.optimizers.SGD(0.1))
+    fit(then, first, epochs=1)
+    then.compile(keras.optimizers.SGD(0.2), "mse")
+    fit(then, first, epochs=1)
+    for order in (1, -1):
+        model, callback = compiled(keras.optimizers.SGD(0.1)), LayerwiseLRDecay(0.5)
+        fit(model, *[Recompiles(), callback][::order], epochs=2)
+        assert_same(weights(model), weights(then))
+        assert UpdateScaling.acting_on(model.optimizer) is None
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="its train_on_batch refuses a foreign variable")
+def test_an_optimizer_of_two_models() -> None:
+    """What it changes of another model in the middle of the fit, it changes at the full rate."""
+    shared = keras.optimizers.SGD(0.1)
+    one, other, twin = compiled(shared), network(), network()
+    shared.build(one.trainable_variables + other.trainable_variables)
+    other.compile(shared, "mse")
+    twin.compile(keras.optimizers.SGD(0.1), "mse")
+
+    class TrainsOther(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            other.train_on_batch(*data())
+
+    with warned("is no trainable variable of the model, at the full rate"):
+        fit(one, LayerwiseLRDecay(0.5), TrainsOther(), epochs=1)
+    twin.train_on_batch(*data())
+    assert_same(weights(other), weights(twin))
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="trained by a GradientTape or by backward()")
+def test_a_train_step_with_an_optimizer_of_its_own_is_noticed() -> None:
+    class Own(keras.Sequential):
+        def train_step(self, *args: Any) -> Any:
+            return {"loss": keras.ops.mean(self(data()[0]))}  # as if another one had stepped
+
+    model, callback = Own(network().layers), LayerwiseLRDecay(0.5)
+    model.compile("sgd", "mse")
+    with warned(r"SGD made no update.*compile\(\) the optimizer that"):
+        fit(model, callback)
+    assert [d.action for d in callback.decisions_].count("fall back") == 1
 
 
 def test_a_model_that_only_says_it_is_built() -> None:
