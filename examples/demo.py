@@ -20,6 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 warnings.filterwarnings("ignore")
 
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 from examples import layerwise_lr_decay_keras, layerwise_lr_decay_lightning  # noqa: E402
 from strategies.report import print_decisions  # noqa: E402
@@ -32,15 +33,17 @@ def draw(rows: dict[str, tuple[dict[str, list[float]], dict[int, float]]], path:
     figure, axes = plt.subplots(len(rows), 2, figsize=(10, 3.4 * len(rows)), layout="constrained")
     for (left, right), (name, (curves, levels)) in zip(axes, rows.items(), strict=True):
         left.bar(list(levels), list(levels.values()), color="tab:orange")
-        left.axhline(1.0, color="tab:blue", ls="--")
+        left.axhline(1.0, color="tab:blue", ls="--", label="equal rates")
+        left.legend(loc="upper left")
         left.set(
             title=f"{name}: learning rate by level",
             xlabel="level (0 = stem, last = head)",
-            ylabel="factor on the base rate",
+            ylabel="factor on the optimizer's rate",
         )
         for (label, losses), color in zip(curves.items(), ("tab:blue", "tab:orange"), strict=True):
             right.plot(range(1, len(losses) + 1), losses, label=label, color=color)
         right.set(title=f"{name}: fine-tuning", xlabel="epoch", ylabel="validation loss")
+        right.xaxis.set_major_locator(MaxNLocator(integer=True))
         right.legend()
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -71,7 +74,11 @@ def main() -> int:
         },
         folder / PICTURE,
     )
-    print_decisions([*in_lightning.decisions_, *in_keras.decisions_])
+    print("Each has the base rate that suits it best, chosen on other samples. This is one seed;")
+    print("benchmarks/results/layerwise_lr_decay.md has twenty.")
+    for framework, callback in (("Lightning", in_lightning), ("Keras", in_keras)):
+        print(f"\nDecided in {framework}:")
+        print_decisions(callback.decisions_)
     print(f"Saved {folder / PICTURE} ({time.perf_counter() - start:.0f} s in all).")
     return 0
 

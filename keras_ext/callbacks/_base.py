@@ -45,6 +45,15 @@ class DecidingCallback(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         _Fit.of(self).leave(self)
 
+    @property
+    def state_key(self) -> str:
+        """What Lightning asks of a callback first; here only to name the mistake."""
+        name = type(self).__name__
+        raise TypeError(
+            f"{name} of keras_ext is for Keras' model.fit; "
+            f"pass lightning_ext.{name} to a Lightning Trainer"
+        )
+
     def companions(self) -> list[DecidingCallback]:
         """Our other callbacks in the running fit, as far as they have begun."""
         return [other for other in _Fit.of(self).running if other is not self]

@@ -55,6 +55,24 @@ class DecidingCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.decisions_.load_state_dict(state_dict["decisions"])
 
+    # The two things that Keras asks of a callback first, depending on its backend.
+
+    @property
+    def async_safe(self) -> bool:
+        """Keras' own; here only to name the mistake."""
+        raise self._wrong_framework()
+
+    def set_model(self, model: Any) -> None:
+        """Keras' own; here only to name the mistake."""
+        raise self._wrong_framework()
+
+    def _wrong_framework(self) -> TypeError:
+        name = type(self).__name__
+        return TypeError(
+            f"{name} of lightning_ext is for a Lightning Trainer; "
+            f"pass keras_ext.{name} to model.fit"
+        )
+
     def __repr__(self) -> str:
         parameters = list(inspect.signature(type(self)).parameters.values())
         shown = [

@@ -60,14 +60,15 @@ def depths_by_groups(names: Sequence[str], groups: Groups) -> dict[str, int]:
         {'embed.w': 0, 'blocks.0.w': 1, 'blocks.1.w': 2}
     """
     if callable(groups):
-        return {name: _checked(groups(name), name) for name in names}
+        return {name: _checked(_asked(groups, name), name) for name in names}
     depths: dict[str, int] = {}
     for depth, pattern in enumerate(groups):
         claimed = [name for name in names if _claims(pattern, name)]
         if not claimed:
             raise ValueError(
-                f"groups[{depth}]={pattern!r} matches no parameter; use a layer's name or a "
-                f"wildcard over names such as {names[0]!r} or {names[-1]!r}"
+                f"groups[{depth}]={pattern!r} matches no parameter; use a layer's full name, or "
+                f"a wildcard such as '*.{pattern.strip('*.')}', over names such as {names[0]!r} or "
+                f"{names[-1]!r}"
             )
         for name in claimed:
             if name in depths:
@@ -77,6 +78,14 @@ def depths_by_groups(names: Sequence[str], groups: Groups) -> dict[str, int]:
                 )
             depths[name] = depth
     return {name: depths.get(name, len(groups)) for name in names}
+
+
+def _asked(groups: Callable[[str], int], name: str) -> object:
+    try:
+        return groups(name)
+    except Exception as error:
+        error.add_note(f"raised by groups({name!r}), which is to return a depth >= 0 for each name")
+        raise
 
 
 def _checked(depth: object, name: str) -> int:

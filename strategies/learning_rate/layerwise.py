@@ -121,9 +121,11 @@ class LayerwiseDecay:
         decay = float(self.decay)
         # Hundreds of levels would underflow to 0, and a factor of 0 is not in (0, 1].
         multipliers = {n: max(decay ** (top - d), sys.float_info.min) for n, d in depths.items()}
-        return LayerwiseRates(
-            multipliers, depths, self._no_weight_decay(network), _reason(multipliers, depths)
-        )
+        exempt = self._no_weight_decay(network)
+        reason = _reason(multipliers, depths)
+        if self.no_decay_on_bias_and_norm:
+            reason += f"; {len(exempt)} biases and norms without weight decay"
+        return LayerwiseRates(multipliers, depths, exempt, reason)
 
     def _no_weight_decay(self, network: Layer) -> frozenset[str]:
         if not self.no_decay_on_bias_and_norm:
@@ -138,7 +140,9 @@ class LayerwiseDecay:
 
 def _reason(multipliers: Mapping[str, float], depths: Mapping[str, int]) -> str:
     lowest = min(depths, key=lambda name: depths[name])
-    highest = max(depths, key=lambda name: depths[name])
+    # The last weight of the head says more than the norm before it.
+    weights = [name for name in depths if not name.endswith("bias")] or list(depths)
+    highest = max(reversed(weights), key=lambda name: depths[name])
     count = len(set(depths.values()))
     return (
         f"{count} level{'s' * (count != 1)} from {lowest} (x{multipliers[lowest]:.3g}) "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Iterable, Sequence
 
 from strategies.learning_rate.structure import Layer, Parameter, Role, looks_like_norm
@@ -34,14 +35,17 @@ def layers_from_names(names: Iterable[str]) -> Layer:
     """
     if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
         raise TypeError(
-            f"names={names!r} must be a list of parameter names, such as "
+            f"names={reprlib.repr(names)} must be a list of parameter names, such as "
             "[name for name, _ in module.named_parameters()]"
         )
     entries: list[_Entry] = []
     seen: set[str] = set()
     for name in names:
         if not isinstance(name, str) or not name:
-            raise ValueError(f"parameter names must be non-empty strings, got {name!r}")
+            raise ValueError(
+                f"parameter names must be non-empty strings, got {reprlib.repr(name)}; pass "
+                "[name for name, _ in module.named_parameters()]"
+            )
         if name in seen:
             raise ValueError(f"parameter name {name!r} comes twice; names must be unique")
         seen.add(name)

@@ -16,6 +16,7 @@ import torch
 
 import keras_ext.callbacks as in_keras
 import lightning_ext.callbacks as in_lightning
+from tests.contract import examples
 from tests.lightning_ext.helpers import Module, loader, trainer
 
 COMMON = sorted(set(in_keras.__all__) & set(in_lightning.__all__))
@@ -80,3 +81,14 @@ def test_layerwise_decay_decides_alike(options: dict[str, Any]) -> None:
         for callback in (lightning_callback, keras_callback)
     ]
     assert decided[0] == decided[1]
+
+
+@pytest.mark.parametrize("name", COMMON)
+def test_in_the_other_framework_it_says_which_to_take(name: str) -> None:
+    ours = getattr(in_lightning, name)(**examples.LIGHTNING.get(name, {}))
+    theirs = getattr(in_keras, name)(**examples.KERAS.get(name, {}))
+    with pytest.raises(TypeError, match=f"pass lightning_ext.{name} to a Lightning Trainer"):
+        trainer(theirs)
+    for ask in (keras.callbacks.CallbackList, lambda callbacks: callbacks[0].set_model(None)):
+        with pytest.raises(TypeError, match=f"pass keras_ext.{name} to model.fit"):
+            ask([ours])
