@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ from lightning_ext._compat import rank_zero_warn
 _Group = dict[str, Any]
 # Set anew on every copy at every step, so never carried from one step to the next.
 _RESCALED = ("params", "lr", "weight_decay")
-_IN_FORCE: WeakKeyDictionary[Optimizer, ScaledStep] = WeakKeyDictionary()
+_ZERO = "ZeroRedundancyOptimizer"
+# Held weakly on both sides; an optimizer's own hooks keep its ScaledStep alive.
+_IN_FORCE: WeakKeyDictionary[Optimizer, ref[ScaledStep]] = WeakKeyDictionary()
 
 
 def _can_be_hooked(optimizer: Optimizer) -> bool:
@@ -58,7 +60,8 @@ def stepping_optimizers(optimizer: Optimizer) -> list[Optimizer]:
                     waiting.append(attribute)
     # Where `param_groups` is a property, it shows the groups of an inner one.
     owners = [other for other in found if "param_groups" in vars(other)]
-    return [other for other in owners if _can_be_hooked(other)]
+    # ZeRO copies its groups to those of its inner optimizer, which must be as many.
+    return [o for o in owners if _can_be_hooked(o) and type(o).__name__ != _ZERO]
 
 
 class ScaledStep:
@@ -91,7 +94,8 @@ class ScaledStep:
         self._splits: dict[int, _Split] = {}
         self._user_groups: list[_Group] | None = None
         self._depth = 0
-        # Whether each copy's parameters were asked for in the first step; None before it.
+        self._paused = False
+        # Whether each copy's parameters were asked for, in the first step that asked for any.
         self.asked: list[bool] | None = None
         before = optimizer.register_step_pre_hook(self._before)
         after = optimizer.register_step_post_hook(self._after)
@@ -104,20 +108,20 @@ class ScaledStep:
             before,
             after,
             # A signal handler may save while the optimizer is at work.
-            optimizer.register_state_dict_pre_hook(lambda _: self._leave()),
-            optimizer.register_state_dict_post_hook(lambda *_: self._return()),
+            optimizer.register_state_dict_pre_hook(lambda _: self._pause()),
+            optimizer.register_state_dict_post_hook(lambda *_: self._go_on()),
         ]
-        if (earlier := _IN_FORCE.get(optimizer)) is not None:  # of a fit that ended without a hook
-            earlier.detach()
-        _IN_FORCE[optimizer] = self
+        known = _IN_FORCE.get(optimizer)
+        if known is not None and (earlier := known()) is not None:
+            earlier.detach()  # of a fit that ended without a hook
+        _IN_FORCE[optimizer] = ref(self)
 
     def detach(self) -> None:
         """Put the user's groups back and leave the optimizer as it was."""
         self.restore()
         for handle in self._handles:
             handle.remove()
-        if _IN_FORCE.get(self.optimizer) is self:
-            del _IN_FORCE[self.optimizer]
+        _IN_FORCE.pop(self.optimizer, None)
 
     def go_last(self) -> None:
         """Act after all pre hooks, so that the user's own find their groups whole."""
@@ -140,7 +144,8 @@ class ScaledStep:
         Returns:
             For every user group, the differing values of each of its copies.
         """
-        return [self._split_of(group).differing() for group in self.optimizer.param_groups]
+        groups = self._user_groups if self._user_groups is not None else self.optimizer.param_groups
+        return [self._split_of(group).differing() for group in groups]
 
     def load_group_state(self, state: list[list[_Group]]) -> None:
         """Restore what `group_state` returned; groups that have changed since start afresh."""
@@ -169,7 +174,8 @@ class ScaledStep:
         if self._depth <= 0:
             self.restore()
             if self.asked is None:
-                self.asked = [asked for s in self._splits.values() for asked in s.watched()]
+                asked = [asked for s in self._splits.values() for asked in s.watched()]
+                self.asked = asked if any(asked) else None
 
     def _around(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The user's closure, which is to see the user's groups however often it is called."""
@@ -186,11 +192,27 @@ class ScaledStep:
 
         return run
 
-    def _return(self) -> None:
-        if self._depth > 0:
+    @property
+    def passed_over(self) -> bool:
+        """Whether the optimizer went through as many copies as the user has groups, and no more.
+
+        So does one that keeps a list beside its groups, such as AdaBound.
+        """
+        asked, groups = self.asked or [], len(self.optimizer.param_groups)
+        return len(asked) > groups and asked == [i < groups for i in range(len(asked))]
+
+    def _pause(self) -> None:
+        self._paused = self._user_groups is not None
+        self._leave()
+
+    def _go_on(self) -> None:
+        if self._paused:
+            self._paused = False
             self._enter()
 
     def _enter(self) -> None:
+        if self._user_groups is not None:
+            return
         self._user_groups = self.optimizer.param_groups
         splits = [self._split_of(group) for group in self._user_groups]
         if self.asked is None:
@@ -271,7 +293,8 @@ class _Split:
         for key, value in (self.copies[0] if self.copies else {}).items():
             if key in _RESCALED or _unchanged(value, self._seen.get(key)):
                 continue
-            if isinstance(mine := self.user.get(key), Tensor) and isinstance(value, Tensor):
+            mine = self.user.get(key)
+            if isinstance(mine, Tensor) and isinstance(value, Tensor) and _alike(mine, value):
                 mine.copy_(value)  # the user may hold on to it
             else:
                 self.user[key] = value
@@ -279,7 +302,7 @@ class _Split:
 
     def _remember(self) -> None:
         # A tensor may change in place, hence a copy of its value.
-        self._seen = _copied(self.user)
+        self._seen = _copied({k: v for k, v in self.user.items() if k not in _RESCALED})
 
     def watch(self) -> None:
         """Have the copies note who asks for their parameters."""
@@ -287,10 +310,8 @@ class _Split:
             self.copies = [_Watched(copy) for copy in self.copies]
 
     def watched(self) -> list[bool]:
-        """Whether each copy that has gradients was asked for its parameters; ends the watch."""
-        asked = [
-            copy.asked for copy in self.copies if isinstance(copy, _Watched) and _has_gradient(copy)
-        ]
+        """Whether each copy was asked for its parameters; ends the watch."""
+        asked = [copy.asked for copy in self.copies if isinstance(copy, _Watched)]
         self.copies = [dict(copy) for copy in self.copies]
         return asked
 
@@ -308,23 +329,22 @@ class _Split:
                 yield key
 
 
-def _has_gradient(group: _Group) -> bool:
-    return any(parameter.grad is not None for parameter in group.get("params", ()))
-
-
 def _copied(group: _Group) -> _Group:
     return {k: v.clone() if isinstance(v, Tensor) else v for k, v in group.items()}
 
 
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+
+
 def _unchanged(value: Any, seen: Any) -> bool:
-    if isinstance(value, Tensor):
-        return isinstance(seen, Tensor) and value.shape == seen.shape and torch.equal(value, seen)
-    return value is seen
+    return _same(value, seen) if isinstance(value, Tensor) else value is seen
 
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b)
+        both = isinstance(a, Tensor) and isinstance(b, Tensor)
+        return both and _alike(a, b) and torch.equal(a, b)
     return bool(a == b)
 
 

@@ -39,8 +39,8 @@ class UpdateScaling:
 
     Args:
         optimizer: Optimizer of a compiled model.
-        decide: Asked once, when the model has its variables, for the rate of each. It gets the
-            number of optimizer steps done before the fit.
+        decide: Asked for the rate of each variable when the model has them, and again when
+            one turns up later. It gets the number of optimizer steps done before the fit.
 
     Raises:
         TypeError: The optimizer cannot have a rate for each variable.
@@ -51,6 +51,7 @@ class UpdateScaling:
         self, optimizer: keras.Optimizer, decide: Callable[[int], Sequence[VariableRate]]
     ) -> None:
         self._optimizer = innermost(optimizer)
+        self._wrapped = self._optimizer is not optimizer
         self._decide = decide
         self._rates: dict[Any, VariableRate] = {}
         self._patches = Patches()
@@ -104,8 +105,11 @@ class UpdateScaling:
     @property
     def passed_over(self) -> bool:
         """Whether a whole epoch's updates were made past it."""
-        # An optimizer that accumulates may have none to make for longer than that.
-        may_wait = getattr(self._optimizer, "gradient_accumulation_steps", None) is not None
+        # One that accumulates, or looks for its loss scale, may have none to make in that time.
+        may_wait = (
+            self._wrapped
+            or getattr(self._optimizer, "gradient_accumulation_steps", None) is not None
+        )
         return not self._used and (not may_wait or self.steps > self._begin)
 
     def scales(self, optimizer: keras.Optimizer) -> bool:

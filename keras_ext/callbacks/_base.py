@@ -49,7 +49,7 @@ class DecidingCallback(keras.callbacks.Callback):
     def state_key(self) -> str:
         """What Lightning asks of a callback first; here only to name the mistake."""
         name = type(self).__name__
-        raise TypeError(
+        raise AttributeError(  # so that `hasattr` says no
             f"{name} of keras_ext is for Keras' model.fit; "
             f"pass lightning_ext.{name} to a Lightning Trainer"
         )

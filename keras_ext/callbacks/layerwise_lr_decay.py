@@ -96,12 +96,24 @@ class LayerwiseLRDecay(DecidingCallback):
         self._scaling = scaling
         self._install()
 
+    def _follow_optimizer(self) -> bool:
+        """Turn to the optimizer that the model was compiled anew with, within the fit."""
+        assert self._scaling is not None
+        model = self.model
+        if self._scaling.scales(model.optimizer):
+            return False
+        release(model, self._scaling.remove)
+        self._scaling = UpdateScaling(model.optimizer, self._rule_for(model))
+        return True
+
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._scaling is None:
+            return
         # `train_on_batch` called by another callback looks to Keras like the start of a new fit.
-        # To look at `self.model` here would cost JAX a copy of all state at every step.
-        if self._scaling is not None and not self._scaling.in_force:
-            if not self._scaling.scales(self.model.optimizer):  # compiled anew within the fit
-                self._scaling = UpdateScaling(self.model.optimizer, self._rule_for(self.model))
+        # To look at `self.model` at every step would cost JAX a copy of all state; before the
+        # first of an epoch it has none outside of the model.
+        lost = not self._scaling.in_force
+        if ((batch == 0 or lost) and self._follow_optimizer()) or lost:
             self._install()
 
     def _rule_for(self, model: keras.Model) -> Callable[[int], list[VariableRate]]:

@@ -55,20 +55,18 @@ class DecidingCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.decisions_.load_state_dict(state_dict["decisions"])
 
-    # The two things that Keras asks of a callback first, depending on its backend.
+    # What Keras asks of a callback first, depending on its backend; here to name the mistake.
 
     @property
-    def async_safe(self) -> bool:
-        """Keras' own; here only to name the mistake."""
+    def on_batch_end(self) -> Any:
         raise self._wrong_framework()
 
     def set_model(self, model: Any) -> None:
-        """Keras' own; here only to name the mistake."""
         raise self._wrong_framework()
 
-    def _wrong_framework(self) -> TypeError:
+    def _wrong_framework(self) -> AttributeError:  # so that `hasattr` says no
         name = type(self).__name__
-        return TypeError(
+        return AttributeError(
             f"{name} of lightning_ext is for a Lightning Trainer; "
             f"pass keras_ext.{name} to model.fit"
         )

@@ -88,12 +88,13 @@ class LayerwiseLRDecay(DecidingCallback):
         self._steps: list[list[ScaledStep]] = []
         self._group_state: list[Any] = []
         self._seen: list[Any] = []
+        self._equal: list[int] = []  # optimizers that fell back
         self._begun = 0
         self._in_doubt = False
 
     def reset(self) -> None:
         super().reset()
-        self._group_state = []
+        self._group_state, self._equal = [], []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -139,7 +140,7 @@ class LayerwiseLRDecay(DecidingCallback):
                 p: rates.multipliers[n] for n, p in named if n in rates.multipliers
             }
             fixed = [p for n, p in named if n in rates.no_weight_decay]
-            each = stepping_optimizers(optimizer)
+            each = [] if len(self._steps) in self._equal else stepping_optimizers(optimizer)
             self._steps.append([ScaledStep(inner, factors, fixed) for inner in each])
             self.multipliers_ |= rates.multipliers
         known = {p for _, p in named}
@@ -159,7 +160,7 @@ class LayerwiseLRDecay(DecidingCallback):
             "levels": float(max(len(rates.levels) for rates in self._rates)),
             "lowest": min(min(rates.levels.values()) for rates in self._rates),
         }
-        last = self.decisions_[-1] if self.decisions_ else None
+        last = next((d for d in reversed(self.decisions_) if d.action == "set rates"), None)
         if last is None or (last.reason, dict(last.numbers)) != (reason, numbers):
             self.record(trainer, "set rates", reason, **numbers)
 
@@ -174,6 +175,8 @@ class LayerwiseLRDecay(DecidingCallback):
 
     def _effective_rates(self, trainer: Trainer) -> Iterator[tuple[str, float]]:
         for i, (optimizer, rates) in enumerate(zip(trainer.optimizers, self._rates, strict=False)):
+            if not self._steps[i]:
+                continue
             depth_of = {factor: depth for depth, factor in rates.levels.items()}
             for j, group in enumerate(optimizer.param_groups):
                 name = f"lr-layerwise{f'-{i}' * (i > 0)}"
@@ -196,22 +199,26 @@ class LayerwiseLRDecay(DecidingCallback):
 
     def _check_in_force(self, trainer: Trainer) -> None:
         """Fall back to equal rates where an optimizer does not follow its `param_groups`."""
-        for optimizer, steps in zip(trainer.optimizers, self._steps, strict=False):
-            for step in [s for s in steps if s.asked and any(s.asked) and not all(s.asked)]:
-                steps.remove(step)
-                step.detach()
-                self._fall_back(trainer, optimizer, "passed over some of its parameter groups")
+        for i, steps in enumerate(self._steps):
+            if any(step.passed_over for step in steps):
+                self._fall_back(trainer, i, "passed over some of its parameter groups")
         if not self._in_doubt or trainer.global_step < self._begun + _STEPS_IN_DOUBT:
             return
         self._in_doubt = False
-        # Of several optimizers, some may not have had their turn.
-        if len(trainer.optimizers) == 1 and not any(
-            step.asked == [] or any(step.asked or ()) for steps in self._steps for step in steps
-        ):
-            self._fall_back(trainer, trainer.optimizers[0], "takes no notice of its param_groups")
+        # Of several optimizers, some may not have had their turn; at a rate of 0, none does.
+        if len(trainer.optimizers) > 1 or not self._steps[0]:
+            return
+        idle = not any(group["lr"] for group in trainer.optimizers[0].param_groups)
+        if not idle and all(step.asked is None for step in self._steps[0]):
+            self._fall_back(trainer, 0, "takes no notice of its param_groups")
 
-    def _fall_back(self, trainer: Trainer, optimizer: Any, what: str) -> None:
-        reason = f"{type(optimizer).__name__} {what}: its parameters learn at equal rates"
+    def _fall_back(self, trainer: Trainer, index: int, what: str) -> None:
+        for step in self._steps[index]:
+            step.detach()
+        self._steps[index] = []
+        self._equal.append(index)
+        name = type(trainer.optimizers[index]).__name__
+        reason = f"{name} {what}: its parameters learn at equal rates"
         self.record(trainer, "fall back", reason)
         rank_zero_warn(f"LayerwiseLRDecay: {reason}; use an optimizer of torch.optim, unwrapped")
 
@@ -225,11 +232,16 @@ class LayerwiseLRDecay(DecidingCallback):
         self._finish()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "group_state": self._current_group_state()}
+        return {
+            **super().state_dict(),
+            "group_state": self._current_group_state(),
+            "equal": list(self._equal),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._group_state = state_dict["group_state"]
+        self._equal = list(state_dict["equal"])
 
     def _all_steps(self) -> Iterator[ScaledStep]:
         for steps in self._steps:

@@ -65,9 +65,11 @@ def depths_by_groups(names: Sequence[str], groups: Groups) -> dict[str, int]:
     for depth, pattern in enumerate(groups):
         claimed = [name for name in names if _claims(pattern, name)]
         if not claimed:
+            dot = "/" if "/" in names[0] else "."
             raise ValueError(
                 f"groups[{depth}]={pattern!r} matches no parameter; use a layer's full name, or "
-                f"a wildcard such as '*.{pattern.strip('*.')}', over names such as {names[0]!r} or "
+                f"a wildcard such as '*{dot}{pattern.strip('*./')}', over names such as "
+                f"{names[0]!r} or "
                 f"{names[-1]!r}"
             )
         for name in claimed:

@@ -141,8 +141,9 @@ class LayerwiseDecay:
 def _reason(multipliers: Mapping[str, float], depths: Mapping[str, int]) -> str:
     lowest = min(depths, key=lambda name: depths[name])
     # The last weight of the head says more than the norm before it.
-    weights = [name for name in depths if not name.endswith("bias")] or list(depths)
-    highest = max(reversed(weights), key=lambda name: depths[name])
+    deepest = max(depths.values())
+    top = [name for name, depth in depths.items() if depth == deepest]
+    highest = next((name for name in reversed(top) if not name.endswith("bias")), top[-1])
     count = len(set(depths.values()))
     return (
         f"{count} level{'s' * (count != 1)} from {lowest} (x{multipliers[lowest]:.3g}) "

@@ -90,8 +90,8 @@ def smallest_holding(
     """The smallest part of a network that holds all the given parameters.
 
     Networks before the first or behind the last of the parameters are no part of it, as the
-    critics are none of CycleGAN's two generators; single layers and heads there are. A frozen
-    layer beside them belongs to their network too.
+    critics are none of CycleGAN's two generators; single layers and heads there are. A single
+    layer beside them that no optimizer holds (`held` says so) belongs to their network too.
 
     Args:
         network: The root of the tree.

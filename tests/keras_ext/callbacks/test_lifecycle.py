@@ -150,12 +150,13 @@ def test_an_unused_layer_does_not_put_off_the_check() -> None:
 
 
 @pytest.mark.skipif(BACKEND == "jax", reason="an optimizer has to be built outside of its step")
-def test_compiled_anew_in_the_middle_of_the_fit() -> None:
+@pytest.mark.parametrize("force", [False, True])
+def test_compiled_anew_in_the_middle_of_the_fit(force: bool) -> None:
     class Recompiles(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             if epoch == 1:
                 self.model.compile(keras.optimizers.SGD(0.2), "mse")
-                self.model.make_train_function()
+                self.model.make_train_function(force=force)
 
     first, then = LayerwiseLRDecay(0.5), compiled(keras.optimizers.SGD(0.1))
     fit(then, first, epochs=1)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lightning_ext._layers import layers_from_module
@@ -174,6 +179,66 @@ def test_a_counter_that_the_optimizer_advances_in_place_is_advanced_once_a_step(
     assert t.optimizers[0].param_groups[0]["count"] == 3
 
 
+class OnlyRates(torch.optim.SGD):
+    """Takes from its groups nothing but the rate."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lists = [group["params"] for group in self.param_groups]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure else None
+        for params, group in zip(self.lists, self.param_groups, strict=False):
+            for p in params:
+                if p.grad is not None:
+                    p -= group["lr"] * p.grad
+        return loss
+
+
+def test_equal_rates_are_the_user_s_and_stay_so_after_a_resume(tmp_path: Path) -> None:
+    module = Module(lambda m: OnlyRates(m.parameters(), lr=LR))
+    logger, monitor = CSVLogger(tmp_path), LearningRateMonitor()
+    callback = decay(0.5)
+    first = trainer(callback, monitor, logger=logger, max_epochs=5, log_every_n_steps=1)
+    with pytest.warns(UserWarning, match="takes no notice of its param_groups"):
+        first.fit(module, loader())
+    first.save_checkpoint(path := tmp_path / "last.ckpt")
+    start, restored = weights(module), decay(0.5)
+    again = trainer(restored, max_epochs=-1, max_steps=first.global_step + 1)
+    again.fit(module, loader(), ckpt_path=path)
+    assert [d.action for d in restored.decisions_] == ["set rates", "fall back"]
+    plain = Module(lambda m: OnlyRates(m.parameters(), lr=LR))
+    plain.load_state_dict(start)
+    trainer(max_steps=1).fit(plain, loader())
+    assert all(torch.equal(weights(module)[n], w) for n, w in weights(plain).items())
+
+
+@pytest.mark.parametrize("warmed_up", [0, 1])
+def test_a_group_at_rate_0_that_is_skipped_is_no_reason_to_fall_back(warmed_up: int) -> None:
+    class SkipsZero(SpySGD):
+        def step(self, closure: Any = None) -> Any:
+            groups = self.param_groups
+            used = [dict.get(group, "lr") != 0 for group in groups]
+            self.param_groups = [group for group, use in zip(groups, used, strict=True) if use]
+            try:
+                return super().step(closure)
+            finally:
+                self.param_groups = groups
+
+    def make(module: Any) -> Any:
+        halves = [list(module.net.embed.parameters()), list(module.net.blocks.parameters())]
+        rates = [LR, LR]
+        rates[warmed_up] = 0.0
+        return SkipsZero(
+            [{"params": ps, "lr": rate} for ps, rate in zip(halves, rates, strict=True)], lr=LR
+        )
+
+    callback = decay(0.5)
+    trainer(callback, max_epochs=5).fit(Module(make), loader())
+    assert [d.action for d in callback.decisions_] == ["set rates"]
+
+
 class Lookahead(torch.optim.Optimizer):
     """Without `super().__init__`, as many are."""
 
@@ -237,6 +302,50 @@ def test_a_checkpoint_made_while_the_optimizer_steps_holds_the_user_s_groups() -
     assert set(t.optimizers[0].copies) == {4}
     for name, p in module.net.named_parameters():
         assert t.optimizers[0].rates[-1][id(p)] == expected(name), name
+
+
+def test_a_checkpoint_made_within_the_closure() -> None:
+    class SavesBeforeStep(Callback):
+        def on_before_optimizer_step(self, t: Any, module: Any, optimizer: Any) -> None:
+            assert len(optimizer.state_dict()["param_groups"]) == 1
+            assert len(optimizer.param_groups) == 1
+
+    module = Module(sgd)
+    t = trainer(decay(0.5), SavesBeforeStep(), max_epochs=2)
+    t.fit(module, loader())
+    for rates in t.optimizers[0].rates:
+        for name, p in module.net.named_parameters():
+            assert rates[id(p)] == expected(name), name
+    assert len(t.optimizers[0].param_groups) == 1
+
+
+def test_an_optimizer_of_a_fit_that_ended_without_a_hook_is_freed() -> None:
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=LR)
+    scaled = ScaledStep(optimizer, {})
+    gone = weakref.ref(optimizer)
+    del optimizer, scaled
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_zero_redundancy(tmp_path: Path) -> None:
+    from torch import distributed
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        module = Module(
+            lambda m: ZeroRedundancyOptimizer(m.parameters(), optimizer_class=SpySGD, lr=LR)
+        )
+        t = trainer(decay(0.5), max_epochs=1)
+        t.fit(module, loader())
+        for name, p in module.net.named_parameters():
+            assert t.optimizers[0].optim.rates[-1][id(p)] == expected(name), name
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_what_an_earlier_fit_left_does_not_stack() -> None:
