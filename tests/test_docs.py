@@ -39,6 +39,11 @@ def test_code_is_python(page: Path) -> None:
         compile(code, str(page), "exec")
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_nothing_is_left_to_fill_in(page: Path) -> None:
+    assert not re.search(r"@@|TODO|FIXME|TBD", page.read_text("utf-8"))
+
+
 def test_the_checks_see_pages() -> None:
     text = "".join(page.read_text("utf-8") for page in PAGES)
     assert len(_LINK.findall(text)) > 5
