@@ -119,7 +119,10 @@ WAYS: dict[str, Case] = {
     "callable": Case(lambda m: adamw(m, constant(1)), lambda m: adamw(m, constant(m))),
     "scheduler": Case(adamw, lambda m: adamw(m, Halved(0.02, m)), lambda: [halved_by_scheduler()]),
     "plateau": Case(adamw, lambda m: adamw(m, plateau_schedule(m)), lambda: [halved_by_plateau()]),
-    "accumulation": Case(lambda m: adamw(m, gradient_accumulation_steps=2), branches=True),
+    # The last digits of a gradient near 0, which graph and eager mode sum differently, stay small.
+    "accumulation": Case(
+        lambda m: adamw(m, gradient_accumulation_steps=2, epsilon=1e-3), branches=True
+    ),
     "accumulation_momentum": Case(
         lambda m: momentum(m, gradient_accumulation_steps=3), branches=True
     ),
