@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from benchmarks import _layerwise_gain as gain
 from benchmarks import _layerwise_steps as step
 from benchmarks._layerwise_tables import report
+from benchmarks._setting import dumps, setting
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("torch", "lightning", "keras", "tensorflow", "jax", "scikit-learn", "numpy")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,29 +81,6 @@ def read(out: Path | None) -> dict[str, Any]:
     """Earlier results, so that a run of one part keeps the other."""
     file = out / "layerwise_lr_decay.json" if out else None
     return json.loads(file.read_text()) if file and file.exists() else {}
-
-
-def setting() -> dict[str, Any]:
-    """What a figure depends on besides the code."""
-    versions = {"python": sys.version.split()[0]}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cores": os.cpu_count(),
-        "threads": 1,
-        "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "versions": versions,
-    }
-
-
-def dumps(results: dict[str, Any]) -> str:
-    """JSON with every list of numbers on one line."""
-    text = json.dumps(results, indent=1)
-    return re.sub(r"\[[^\[\]{}\"]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
 
 
 if __name__ == "__main__":

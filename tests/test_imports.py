@@ -35,7 +35,7 @@ ALLOWED_ROOMS = {
     "lightning_ext": {"strategies", "augment"},
     "keras_ext": {"strategies", "augment"},
 }
-# Modules of `strategies` that may import more, inside functions.
+# Modules and folders of `strategies` that may import more, inside functions.
 WHEN_CALLED = {"train", "plot", "report"}
 
 
@@ -110,8 +110,9 @@ def allowed(room: str, found: Import) -> bool:
     inside = found.file.relative_to(ROOT / room)
     match room:
         case "strategies":
-            extra = {"torch", "sklearn", "matplotlib", "rich"}
-            return inside.stem in WHEN_CALLED and found.in_function and found.top in extra
+            extra = {"torch", "sklearn", "matplotlib", "rich", "tensorboard"}
+            named = WHEN_CALLED & {*inside.with_suffix("").parts}
+            return bool(named) and found.in_function and found.top in extra
         case "augment":
             return inside.parts[0] == "generative" and found.in_function and found.top in LIGHTNING
         case "lightning_ext":

@@ -1,0 +1,64 @@
+"""Whether the learning-rate schedule is a reason to wait: a drop ahead, or a warm-up under way."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+_DROP = 0.5  # of the rate, from one evaluation to the next
+_FLAT = 0.9  # a smooth decay, which falls before as well, has no drops
+_NEGLIGIBLE = 1e-3  # of the highest rate: to fall below it changes nothing any more
+_RISE = 1.1
+
+
+def reason_to_wait(past: ArrayLike, ahead: ArrayLike) -> str | None:
+    """Whether stopping now would come just before the rate changes for the better.
+
+    A drop is a fall by half or more from one evaluation to the next, after a stretch where the
+    rate was about level: steps and milestones have drops, cosine, linear and exponential decay
+    have none.
+
+    Args:
+        past: Learning rate at each evaluation so far, the present one included.
+        ahead: Learning rate at each evaluation to come.
+
+    Returns:
+        The end of a sentence that begins with "held, as", or None if there is no reason.
+
+    Example:
+        >>> reason_to_wait([0.1, 0.1, 0.1], [0.1, 0.01])
+        'the learning rate drops in 2 evaluations'
+        >>> reason_to_wait([1.0, 0.75], [0.25, 0.0])
+    """
+    before, after = np.asarray(past, dtype=float), np.asarray(ahead, dtype=float)
+    if not len(before) or not len(after):
+        return None
+    rates = np.concatenate([before, after])
+    if not np.isfinite(rates).all():
+        return None
+    peak, now = rates.max(), before[-1]
+    if now >= before.max() and after.max() > _RISE * now:
+        return "the learning rate still rises"
+    for i in range(max(len(before), 2), len(rates)):
+        level = rates[i - 1] >= _FLAT * rates[i - 2]
+        if level and _NEGLIGIBLE * peak <= rates[i] <= _DROP * rates[i - 1]:
+            far = i - len(before) + 1
+            return f"the learning rate drops in {far} evaluation{'s' * (far > 1)}"
+    return None
+
+
+def may_drop(rate: float, factor: float, lowest: float, peak: float) -> bool:
+    """Whether a scheduler that waits for a plateau can still lower the rate noticeably.
+
+    Args:
+        rate: Learning rate now.
+        factor: What the scheduler multiplies it by.
+        lowest: Rate below which it does not go.
+        peak: Highest rate so far.
+
+    Example:
+        >>> may_drop(0.1, 0.1, 0.0, 0.1), may_drop(1e-4, 0.1, 0.0, 0.1), may_drop(0.1, 0.1, 0.1, 1)
+        (True, False, False)
+    """
+    lowered = max(rate * factor, lowest)
+    return lowered < rate and lowered >= _NEGLIGIBLE * peak

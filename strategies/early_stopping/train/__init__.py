@@ -1,0 +1,1 @@
+"""Training of the shipped weights, and of your own: `python -m strategies.early_stopping.train`."""

@@ -1,0 +1,123 @@
+"""Networks judged on curves that they have never seen, and the prices behind the presets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.early_stopping.forecast import MINIMUM, View
+from strategies.early_stopping.history import Array
+from strategies.early_stopping.network import Network
+from strategies.early_stopping.train.curves import LearningCurve
+from strategies.early_stopping.train.folds import folds
+from strategies.early_stopping.train.replay import Replay
+
+PRICES = np.geomspace(0.001, 0.4, 32)
+# Mean regret, as a share of the range of a curve, that each preset is to give up.
+REGRETS = {"safe": 0.002, "balanced": 0.008, "fast": 0.016}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a network made of a curve.
+
+    Args:
+        curve: The curve.
+        at: Evaluations done at each moment.
+        odds: Log-odds of stopping, by price and moment.
+        probabilities: Of each bin of the improvement to come, by moment.
+        trusted: Where the curve looks like those of the training set.
+    """
+
+    curve: LearningCurve
+    at: NDArray[np.int64]
+    odds: Array
+    probabilities: Array
+    trusted: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, network: Network, curve: LearningCurve, train: bool) -> Seen:
+        """Let a network look at all moments of a curve but the last."""
+        n = len(curve)
+        at = np.arange(min(MINIMUM, n), n)
+        losses = curve.train if train else None
+        view = View.of(network, curve.values, losses, at, np.full(len(at), float(n)))
+        odds = network.stopping(view.seen, PRICES).mean(axis=0)
+        return cls(curve, at, odds, view.probabilities, view.trusted)
+
+    @property
+    def stops(self) -> NDArray[np.int64]:
+        """Evaluations made at each price."""
+        return first_stops(self.odds > 0, self.at, len(self.curve))
+
+    def stops_at(self, price: float) -> int:
+        """Evaluations made at a price between those of `PRICES`."""
+        where = np.interp(np.log(price), np.log(PRICES), np.arange(len(PRICES)))
+        low, share = int(where), where % 1
+        high = min(low + 1, len(PRICES) - 1)
+        odds = (1 - share) * self.odds[low] + share * self.odds[high]
+        return int(first_stops(odds[None] > 0, self.at, len(self.curve))[0])
+
+    @property
+    def improved(self) -> Array:
+        """Improvement still to come at each moment, as a share of the range seen so far."""
+        return improvements(self.curve, self.at)
+
+
+def first_stops(stop: NDArray[np.bool_], at: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    """Evaluations made by rules that stop at the first moment that says so.
+
+    Args:
+        stop: By rule and moment.
+        at: Evaluations done at each moment.
+        n: Evaluations of the whole curve.
+    """
+    return np.where(stop.any(axis=1), at[stop.argmax(axis=1)], n)
+
+
+def improvements(curve: LearningCurve, at: NDArray[np.int64]) -> Array:
+    """Improvement still to come at some moments, as a share of the range seen so far."""
+    best, worst = curve.best, np.minimum.accumulate(curve.filled)
+    return np.asarray((best[-1] - best[at - 1]) / np.maximum(best - worst, 1e-300)[at - 1])
+
+
+def cross_validated(
+    train: Callable[[Sequence[LearningCurve]], Network],
+    tested: Sequence[LearningCurve],
+    others: Sequence[LearningCurve],
+    with_train: bool = False,
+) -> Iterator[Seen]:
+    """Each tested curve as seen by a network that was trained on other families.
+
+    Args:
+        train: Makes a network of curves.
+        tested: Curves to be judged on.
+        others: Further curves to train on.
+        with_train: Whether the networks are shown the training loss. Default: False, for many
+            logs have none.
+    """
+    for fold in folds(tested, others):
+        network = train(fold.train)
+        yield from (Seen.of(network, curve, with_train) for curve in fold.test)
+
+
+def preset_prices(seen: Sequence[Seen]) -> dict[str, float]:
+    """The price at which each preset gives up as much as it is meant to, on average."""
+    stops = np.array([s.stops for s in seen])
+    curves = [s.curve for s in seen]
+    regret = [Replay.of(curves, column).regret.mean() for column in stops.T]
+    rising = np.maximum.accumulate(regret)
+    return {
+        name: float(np.exp(np.interp(target, rising, np.log(PRICES))))
+        for name, target in REGRETS.items()
+    }
+
+
+def weights_of(curves: Sequence[LearningCurve]) -> Array:
+    """How often to draw each curve: groups of many curves count for more, but not as many times."""
+    size = Counter(curve.group for curve in curves)
+    return np.array([curve.weight * size[curve.group] ** -0.5 for curve in curves])

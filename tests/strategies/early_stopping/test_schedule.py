@@ -1,0 +1,60 @@
+"""Schedules as formulas, seen from each evaluation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from strategies.early_stopping.schedule import reason_to_wait
+
+EPOCHS = 60
+SMOOTH = {
+    "constant": lambda e: 1.0,
+    "cosine": lambda e: 0.5 * (1 + math.cos(math.pi * e / EPOCHS)),
+    "linear": lambda e: 1 - e / EPOCHS,
+    "exponential": lambda e: 0.9**e,
+    "halved each time": lambda e: 0.5**e,
+    "to nothing": lambda e: 1.0 if e < 40 else 1e-5,
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.parametrize("length", [4, 10, EPOCHS])
+def test_smooth_decay_is_no_reason(name: str, length: int) -> None:
+    rates = [SMOOTH[name](EPOCHS * e / length) for e in range(length)]
+    for now in range(1, length):
+        assert reason_to_wait(rates[:now], rates[now:]) is None
+
+
+def test_a_drop_is_a_reason_until_it_has_come() -> None:
+    rates = np.where(np.arange(EPOCHS) < 30, 0.1, 0.01)
+    said = [reason_to_wait(rates[:now], rates[now:]) for now in range(1, EPOCHS)]
+    assert said[28] == "the learning rate drops in 2 evaluations"
+    assert said[29] == "the learning rate drops in 1 evaluation"
+    assert said[30] is None
+    assert all(said[:30])
+    assert not any(said[30:])
+
+
+def test_a_drop_by_less_than_half_is_none() -> None:
+    assert reason_to_wait([1.0, 1.0], [0.6]) is None
+    assert reason_to_wait([1.0, 1.0], [0.5]) is not None
+
+
+def test_warm_up() -> None:
+    rates = [min(1.0, (e + 1) / 10) for e in range(20)]
+    said = [reason_to_wait(rates[:now], rates[now:]) for now in range(1, 20)]
+    assert said[0] == "the learning rate still rises"
+    assert not any(said[9:])
+
+
+def test_restarts_of_a_cosine_are_no_warm_up() -> None:
+    rates = [0.5 * (1 + math.cos(math.pi * (e % 10) / 10)) for e in range(30)]
+    assert reason_to_wait(rates[:5], rates[5:]) is None
+
+
+@pytest.mark.parametrize(("past", "ahead"), [([], [1.0]), ([1.0], []), ([1.0], [math.nan])])
+def test_nothing_known_is_no_reason(past: list[float], ahead: list[float]) -> None:
+    assert reason_to_wait(past, ahead) is None
