@@ -18,12 +18,12 @@ require_ours("strategies")
 from strategies import __version__  # noqa: E402
 
 if TYPE_CHECKING:
-    from lightning_ext.callbacks import LayerwiseLRDecay
+    from lightning_ext.callbacks import LayerwiseLRDecay, PredictiveEarlyStopping
 
-__all__ = ["LayerwiseLRDecay", "__version__"]
+__all__ = ["LayerwiseLRDecay", "PredictiveEarlyStopping", "__version__"]
 
 # Torch and Lightning load on first use, so that importing this package costs next to nothing.
-_HOME = {"LayerwiseLRDecay": "lightning_ext.callbacks"}
+_HOME = dict.fromkeys(["LayerwiseLRDecay", "PredictiveEarlyStopping"], "lightning_ext.callbacks")
 
 
 def __getattr__(name: str) -> Any:

@@ -32,20 +32,25 @@ pl = _choose()
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import EarlyStopping
 else:
     Callback, LightningModule, Trainer = pl.Callback, pl.LightningModule, pl.Trainer
+    EarlyStopping = import_module(f"{pl.__name__}.callbacks").EarlyStopping
 
 __all__ = [
     "Callback",
+    "EarlyStopping",
     "LightningModule",
     "Trainer",
     "callbacks_of",
     "is_lightning_class",
     "pl",
+    "rank_zero_info",
     "rank_zero_warn",
 ]
 
-rank_zero_warn = import_module(f"{pl.__name__}.utilities").rank_zero_warn
+_utilities = import_module(f"{pl.__name__}.utilities")
+rank_zero_info, rank_zero_warn = _utilities.rank_zero_info, _utilities.rank_zero_warn
 
 
 def is_lightning_class(value: Any, path: str) -> bool:

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Any
 
-LIGHTNING: dict[str, dict[str, Any]] = {}
-KERAS: dict[str, dict[str, Any]] = {}
+LIGHTNING: dict[str, dict[str, Any]] = {"PredictiveEarlyStopping": {"monitor": "val_loss"}}
+KERAS: dict[str, dict[str, Any]] = {"PredictiveEarlyStopping": {"monitor": "loss"}}
