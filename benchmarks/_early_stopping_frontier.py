@@ -118,7 +118,7 @@ def _bootstrapped(rules: dict[str, Frontier], figure, macro: bool) -> dict[str, 
     return found
 
 
-def calibration(chance: np.ndarray, happened: np.ndarray, bins: int = 15) -> float:
+def calibration_error(chance: np.ndarray, happened: np.ndarray, bins: int = 15) -> float:
     """Expected calibration error: mean distance between chance and frequency, bin by bin."""
     index = np.minimum((chance * bins).astype(int), bins - 1)
     error = 0.0

@@ -11,10 +11,9 @@ from strategies.early_stopping.features import Curve, budget_features, features
 from strategies.early_stopping.forecast import MINIMUM
 from strategies.early_stopping.train.batches import Batches
 from strategies.early_stopping.train.curves import LearningCurve
-from strategies.early_stopping.train.evaluate import first_stops
+from strategies.early_stopping.train.evaluate import NOTICEABLE, first_stops
 from strategies.early_stopping.train.rows import Rows, names
 
-NOTICEABLE = 1e-3  # improvement, as a share of the range seen so far
 # Causal features as a careful practitioner would choose them.
 PLAIN = (
     "log_done", "progress", "log_left", "budget_known", "log_since_best", "since_best_of_done",

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._early_stopping_frontier import Frontier, at_regret, calibration, over
-from benchmarks._early_stopping_references import NOTICEABLE, Reference, References
+from benchmarks._early_stopping_frontier import Frontier, at_regret, calibration_error, over
+from benchmarks._early_stopping_references import Reference, References
 from strategies.early_stopping.train.curves import LearningCurve, read_bulk, read_table, usable
 from strategies.early_stopping.train.evaluate import (
+    NOTICEABLE,
     REGRETS,
     Seen,
+    calibration,
     improvements,
     preset_prices,
 )
@@ -58,12 +60,12 @@ def measure(data: Path, plan: Plan) -> dict[str, Any]:
     seen: list[Seen] = []
     told: list[Seen] = []
     references: dict[str, list[Reference]] = {}
-    for fold in folds(dev, others):
+    for i, fold in enumerate(folds(dev, others)):
         network = train(fold.train)
         reference = References(*train.rows_and_weights(fold.train))
         for curve in fold.test:
             curves.append(curve)
-            seen.append(Seen.of(network, curve, train=False))
+            seen.append(Seen.of(network, curve, train=False, fold=i))
             told.append(Seen.of(network, curve, train=True))
             for name, found in reference(curve).items():
                 references.setdefault(name, []).append(found)
@@ -193,15 +195,23 @@ def _chances(
     happened = [improvements(c, s.at) > NOTICEABLE for c, s in zip(curves, seen, strict=True)]
     kinds = np.repeat([c.kind for c in curves], [len(h) for h in happened])
     truth = np.concatenate(happened)
-    chances = {OURS: [1 - s.probabilities[:, 0] for s in seen]}
+    apart = {f: calibration([s for s in seen if s.fold != f]) for f in {s.fold for s in seen}}
+    chances = {OURS: [_put_right(s, *apart[s.fold]) for s in seen]}
+    chances[f"{OURS}, not calibrated"] = [1 - s.probabilities[:, 0] for s in seen]
     chances |= {name: [r.chance for r in found] for name, found in references.items()}
     table: dict[str, Any] = {}
     for name, parts in chances.items():
         chance = np.clip(np.concatenate(parts), 1e-4, 1 - 1e-4)
         table[name] = {
-            kind: [calibration(p, y), roc_auc_score(y, p), log_loss(y, p)]
+            kind: [calibration_error(p, y), roc_auc_score(y, p), log_loss(y, p)]
             for kind in ["all", *sorted(set(kinds))]
             for chosen in [(kinds == kind) | (kind == "all")]
             for p, y in [(chance[chosen], truth[chosen])]
         }
     return table
+
+
+def _put_right(seen: Seen, slope: float, shift: float) -> np.ndarray:
+    """Chances after a calibration by curves of other folds."""
+    chance = np.clip(1 - seen.probabilities[:, 0], 1e-6, 1 - 1e-6)
+    return np.asarray(1 / (1 + np.exp(-slope * np.log(chance / (1 - chance)) - shift)))

@@ -144,7 +144,7 @@ class View:
     @property
     def probabilities(self) -> Array:
         """Of each bin of the improvement to come, by moment."""
-        return np.asarray(self.seen.probabilities.mean(axis=0))
+        return self.network.calibrated(self.seen.probabilities.mean(axis=0))
 
     @property
     def trusted(self) -> NDArray[np.bool_]:
@@ -159,15 +159,14 @@ class View:
         """The forecast at moment `i`, None where the curve is too short for one."""
         if self.at[i] < MINIMUM:
             return None
-        members = self.seen.probabilities[:, i]
-        mixed = members.mean(axis=0)
+        mixed = self.probabilities[i]
         left = max(self.budget[i] - self.at[i], 0) if np.isfinite(self.budget[i]) else np.nan
         return Forecast(
             p_improve=float(1 - mixed[0]),
             expected_improvement=float(mixed @ self.network.middles),
             quantiles=_quantiles(mixed, self.network.edges),
             evaluations_to_best=float(left * self.seen.places[:, i].mean()),
-            uncertainty=float(members[:, 0].std()),
+            uncertainty=float(self.seen.probabilities[:, i, 0].std()),
             in_distribution=bool(self.trusted[i]),
         )
 

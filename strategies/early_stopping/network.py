@@ -91,10 +91,25 @@ class Network:
         odds = turned @ w["ws"][:, None] + w["bs"][:, None]
         return np.asarray(odds[..., 0])
 
-    def priced(self, prices: dict[str, float]) -> Network:
-        """The same network with other prices behind the presets."""
+    def calibrated(self, probabilities: Array) -> Array:
+        """Chances of the bins as the mean of the members has them, put right by held-out curves.
+
+        The log-odds of an improvement are shifted and stretched; the bins share it as before.
+
+        Args:
+            probabilities: By moment and bin.
+        """
+        slope, shift = self._arrays["calibration"]
+        improving = np.clip(1 - probabilities[:, :1], 1e-9, 1 - 1e-9)
+        odds = slope * np.log(improving / (1 - improving)) + shift
+        chance = 1 / (1 + np.exp(-np.clip(odds, -30, 30)))
+        return np.hstack([1 - chance, probabilities[:, 1:] * (chance / improving)])
+
+    def settled(self, prices: dict[str, float], calibration: tuple[float, float]) -> Network:
+        """The same network with other prices behind the presets, and another calibration."""
         names, values = np.array(list(prices)), np.array(list(prices.values()))
-        return Network(self._arrays | {"presets": names, "prices": values})
+        settings = {"presets": names, "prices": values, "calibration": np.array(calibration)}
+        return Network(self._arrays | settings)
 
     def save(self, path: str | Path) -> None:
         """Write the weights, with a digest that `load` checks."""

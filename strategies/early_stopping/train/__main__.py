@@ -15,6 +15,7 @@ from strategies.early_stopping.train.curves import LearningCurve, read_bulk, rea
 from strategies.early_stopping.train.evaluate import (
     REGRETS,
     Seen,
+    calibration,
     cross_validated,
     preset_prices,
 )
@@ -41,8 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         network, seen = _trained(options, own)
     prices = preset_prices(seen)
-    network = network.priced(prices)
-    network.save(options.out)
+    network.settled(prices, calibration(seen)).save(options.out)
     _summary(seen, prices)
     _say(f"wrote {options.out}")
 

@@ -13,11 +13,14 @@ from strategies.early_stopping.forecast import MINIMUM, View
 from strategies.early_stopping.history import Array
 from strategies.early_stopping.network import Network
 from strategies.early_stopping.train.curves import LearningCurve
+from strategies.early_stopping.train.fit import EDGES
 from strategies.early_stopping.train.folds import folds
 from strategies.early_stopping.train.replay import Replay
 
 PRICES = np.geomspace(0.001, 0.4, 32)
 # Mean regret, as a share of the range of a curve, that each preset is to give up.
+NOTICEABLE = float(EDGES[0])
+_NEWTON_STEPS, _PRIOR = 40, 10.0
 REGRETS = {"safe": 0.002, "balanced": 0.008, "fast": 0.016}
 
 
@@ -31,6 +34,7 @@ class Seen:
         odds: Log-odds of stopping, by price and moment.
         probabilities: Of each bin of the improvement to come, by moment.
         trusted: Where the curve looks like those of the training set.
+        fold: Which fold the curve was tested in. Default: 0.
     """
 
     curve: LearningCurve
@@ -38,16 +42,17 @@ class Seen:
     odds: Array
     probabilities: Array
     trusted: NDArray[np.bool_]
+    fold: int = 0
 
     @classmethod
-    def of(cls, network: Network, curve: LearningCurve, train: bool) -> Seen:
+    def of(cls, network: Network, curve: LearningCurve, train: bool, fold: int = 0) -> Seen:
         """Let a network look at all moments of a curve but the last."""
         n = len(curve)
         at = np.arange(min(MINIMUM, n), n)
         losses = curve.train if train else None
         view = View.of(network, curve.values, losses, at, np.full(len(at), float(n)))
         odds = network.stopping(view.seen, PRICES).mean(axis=0)
-        return cls(curve, at, odds, view.probabilities, view.trusted)
+        return cls(curve, at, odds, view.probabilities, view.trusted, fold)
 
     @property
     def stops(self) -> NDArray[np.int64]:
@@ -100,9 +105,9 @@ def cross_validated(
         with_train: Whether the networks are shown the training loss. Default: False, for many
             logs have none.
     """
-    for fold in folds(tested, others):
+    for i, fold in enumerate(folds(tested, others)):
         network = train(fold.train)
-        yield from (Seen.of(network, curve, with_train) for curve in fold.test)
+        yield from (Seen.of(network, curve, with_train, i) for curve in fold.test)
 
 
 def preset_prices(seen: Sequence[Seen]) -> dict[str, float]:
@@ -115,6 +120,33 @@ def preset_prices(seen: Sequence[Seen]) -> dict[str, float]:
         name: float(np.exp(np.interp(target, rising, np.log(PRICES))))
         for name, target in REGRETS.items()
     }
+
+
+def calibration(seen: Sequence[Seen]) -> tuple[float, float]:
+    """Slope and shift of the log-odds of a noticeable improvement that fit best.
+
+    Args:
+        seen: Curves as seen by a network that was not trained on them.
+
+    Source:
+        Platt, "Probabilistic outputs for support vector machines" (1999).
+    """
+    chance = np.concatenate([1 - s.probabilities[:, 0] for s in seen])
+    return _platt(chance, np.concatenate([s.improved > NOTICEABLE for s in seen]))
+
+
+def _platt(chance: Array, happened: NDArray[np.bool_]) -> tuple[float, float]:
+    """Newton's method, held near no change at all by what a few moments would say against it."""
+    chance = np.clip(chance, 1e-6, 1 - 1e-6)
+    x = np.column_stack([np.log(chance / (1 - chance)), np.ones(len(chance))])
+    unchanged = np.array([1.0, 0.0])
+    w = unchanged
+    for _ in range(_NEWTON_STEPS):
+        p = 1 / (1 + np.exp(-np.clip(x @ w, -30, 30)))
+        gradient = x.T @ (p - happened) + _PRIOR * (w - unchanged)
+        hessian = (x * (p * (1 - p))[:, None]).T @ x + _PRIOR * np.eye(2)
+        w = w - np.clip(np.linalg.solve(hessian, gradient), -0.5, 0.5)  # may overshoot at first
+    return float(w[0]), float(w[1])
 
 
 def weights_of(curves: Sequence[LearningCurve]) -> Array:

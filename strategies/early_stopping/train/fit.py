@@ -90,9 +90,13 @@ def fit(
         if report is not None and step % 100 == 0:
             report(step, loss.item() / recipe.members)
     middles = np.concatenate([[0.0], np.sqrt(EDGES[1:] * EDGES[:-1]), EDGES[-1:]])
-    empty: dict[str, NDArray[Any]] = {"presets": np.array([], "U8"), "prices": np.array([])}
+    unset: dict[str, NDArray[Any]] = {
+        "presets": np.array([], "U8"),
+        "prices": np.array([]),
+        "calibration": np.array([1.0, 0.0]),
+    }
     arrays = {name: tensor.detach().numpy() for name, tensor in parameters.items()}
-    return Network(empty | {"edges": EDGES, "middles": middles} | scaling | arrays)
+    return Network(unset | {"edges": EDGES, "middles": middles} | scaling | arrays)
 
 
 def _parameters(recipe: Recipe, features: int) -> dict[str, Any]:
