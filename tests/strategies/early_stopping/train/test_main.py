@@ -59,7 +59,7 @@ def test_presets_are_set_by_ones_own_runs(tmp_path: Path, capsys: pytest.Capture
     assert own.prices["safe"] <= own.prices["balanced"] <= own.prices["fast"]
     assert "judged on 24 curves" in capsys.readouterr().out
     values = overfitting(40, turn=10)
-    assert forecast(values, "min", 60, weights=str(out)) == forecast(values, "min", 60)
+    assert forecast(values, "min", 60, weights=str(out)).p_improve < 0.5
     assert stopping_epoch(values, "min", 40, weights=str(out)) is not None
 
 
