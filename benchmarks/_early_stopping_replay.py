@@ -39,22 +39,24 @@ class Plan:
         simulated: Curves of our own runs to train on.
         sizes: Numbers of them to compare.
         recipe: How to train.
-        keep: Every how many-th curve to use.
+        every: Every how many-th collected curve to use.
+        keep: Folder in which simulated curves are kept, or None.
     """
 
     simulated: int = SIMULATED
     sizes: tuple[int, ...] = (0, 10_000, 20_000, 50_000)
     recipe: Recipe = field(default_factory=Recipe)
-    keep: int = 1
+    every: int = 1
+    keep: Path | None = None
 
 
-QUICK = Plan(simulated=128, sizes=(0, 128), recipe=Recipe(members=1, steps=20), keep=20)
+QUICK = Plan(simulated=128, sizes=(0, 128), recipe=Recipe(members=1, steps=20), every=20)
 
 
 def measure(data: Path, plan: Plan) -> dict[str, Any]:
     """All figures of the part `replay`."""
-    dev, others = collected(data, plan.keep)
-    made = simulated_curves(plan.simulated)
+    dev, others = collected(data, plan.every)
+    made = simulated_curves(plan.simulated, keep=plan.keep)
     train = Trainer(plan.recipe, made)
     curves: list[LearningCurve] = []
     seen: list[Seen] = []
@@ -91,11 +93,11 @@ def measure(data: Path, plan: Plan) -> dict[str, Any]:
 
 def growth(data: Path, plan: Plan) -> dict[str, Any]:
     """What more of our own runs bring."""
-    dev, others = collected(data, plan.keep)
-    made = simulated_curves(max(plan.sizes))
+    dev, others = collected(data, plan.every)
+    made = simulated_curves(max(plan.sizes), keep=plan.keep)
     found = {}
     for size in plan.sizes:
-        train = Trainer(plan.recipe, made[:size])
+        train = Trainer(plan.recipe, made[: len(made) * size // max(plan.sizes)])
         seen = [
             Seen.of(network, curve, train=False)
             for fold in folds(dev, others)
@@ -111,12 +113,12 @@ def growth(data: Path, plan: Plan) -> dict[str, Any]:
     return {"sizes": found}
 
 
-def collected(data: Path, keep: int = 1) -> tuple[list[LearningCurve], list[LearningCurve]]:
+def collected(data: Path, every: int = 1) -> tuple[list[LearningCurve], list[LearningCurve]]:
     """Curves to judge on, and further ones to train on."""
     dev = usable(read_table(data / "dev.csv.gz"))
     others = usable(read_table(data / "permissive.csv.gz"))
     others += usable(read_bulk(data / "bulk_apache.npz"))
-    return dev[::keep], others[::keep]
+    return dev[::every], others[::every]
 
 
 def counts(curves: Sequence[LearningCurve]) -> dict[str, list[int]]:

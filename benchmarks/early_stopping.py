@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(part: str, options: argparse.Namespace) -> dict[str, Any]:
     if part == "live":
         return live.measure(seeds=1 if options.quick else 5, epochs=8 if options.quick else None)
-    plan = replay.QUICK if options.quick else replay.Plan()
+    plan = replay.QUICK if options.quick else replay.Plan(keep=options.keep)
     if part == "replay":
         return replay.measure(options.data, plan)
     return replay.growth(options.data, plan)
@@ -59,6 +59,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder of collected curves")
+    parser.add_argument("--keep", type=Path, help="folder in which to keep simulated curves")
     parser.add_argument("--part", choices=(*PARTS, "all"), default="all")
     parser.add_argument("--quick", action="store_true", help="a smoke run, for no figure")
     parser.add_argument("--out", type=Path, help="folder for the results")

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from lightning_ext._compat import Trainer
-from strategies.early_stopping.schedule import reason_to_wait
+from strategies.early_stopping.schedule import may_drop, reason_to_wait
 
 # Moments looked ahead to at once: half a second of work for a scheduler that steps at each.
 _FAR = 100_000
-_NEGLIGIBLE = 1e-3  # of the highest rate: a plateau scheduler that falls below it is done
 
 _log = logging.getLogger(__name__)
 
@@ -216,7 +215,9 @@ def _plateau(trainer: Trainer, peaks: list[float]) -> str | None:
         scheduler: Any = config.scheduler
         for group, lowest in zip(scheduler.optimizer.param_groups, scheduler.min_lrs, strict=False):
             now = float(group["lr"])
-            then = max(now * scheduler.factor, lowest)
-            if now - then > scheduler.eps and then >= _NEGLIGIBLE * peak_of.get(id(group), now):
+            peak, noticed = peak_of.get(id(group), now), now - scheduler.eps
+            if may_drop(now, scheduler.factor, lowest, peak) and (
+                max(now * scheduler.factor, lowest) < noticed
+            ):
                 return f"{type(scheduler).__name__} may still lower the learning rate"
     return None

@@ -22,6 +22,7 @@ from lightning_ext._progress import Position, Remaining, limits, remaining
 from lightning_ext._schedule import RateSchedule
 from lightning_ext.callbacks._base import DecidingCallback
 from strategies.early_stopping import Forecast, PredictiveStopping, StopDecision
+from strategies.early_stopping.arguments import check_arguments
 from strategies.early_stopping.modes import mode_of
 
 
@@ -51,6 +52,8 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
         p_target: The chance of beating `target` below which to stop. Default: 0.05.
         patience: Evaluations without a better value after which to stop a curve that cannot be
             forecast. Default: 20.
+        weights: File of a forecaster of your own, as `python -m strategies.early_stopping.train`
+            writes it. Default: None, the one of the package.
         train_monitor: Logged training loss to look at beside the metric. Default: None, the mean
             of what `training_step` returned since the evaluation before.
         start_from_epoch: Epochs to let pass before stopping is considered. Default: 0.
@@ -93,6 +96,7 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
         target: float | None = None,
         p_target: float = 0.05,
         patience: int = 20,
+        weights: str | None = None,
         train_monitor: str | None = None,
         start_from_epoch: int = 0,
         wait_for_schedule: bool = True,
@@ -104,13 +108,15 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
         self.monitor, self.mode, self.preset = monitor, mode, preset
         self.min_improvement, self.horizon = min_improvement, horizon
         self.target, self.p_target, self.patience = target, p_target, patience
+        self.weights = weights
         self.train_monitor, self.start_from_epoch = train_monitor, start_from_epoch
         self.wait_for_schedule, self.restore_best = wait_for_schedule, restore_best
         self.log_forecast, self.verbose = log_forecast, verbose
-        _check_arguments(self)
+        check_arguments(self)
         self._rule = PredictiveStopping(
-            mode_of(monitor, mode), preset, min_improvement, horizon, target, p_target, patience
-        )
+            mode_of(monitor, mode), preset, min_improvement, horizon, target, p_target, patience,
+            weights,
+        )  # fmt: skip
         self._forget()
 
     def _forget(self) -> None:
@@ -238,7 +244,7 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
         if stop:
             trainer.should_stop = True
             self.stopped_epoch = self.stopped_epoch_ = trainer.current_epoch
-        self._explain(trainer, decision, stop, hold, rest)
+        self._explain(trainer, decision, stop, rest)
 
     def _hold(self, trainer: Trainer, now: Position, left: int) -> str | None:
         """Why not to stop yet."""
@@ -266,7 +272,6 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
         trainer: Trainer,
         decision: StopDecision,
         stop: bool,
-        hold: str | None,
         rest: Remaining,
     ) -> None:
         reason, seen = f"{rest.when}: {decision.reason}", decision.forecast
@@ -279,8 +284,9 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
             self._log_forecast(trainer, seen, decision)
         if seen is not None and not seen.in_distribution and self._first("fall back"):
             self.record(trainer, "fall back", reason, **numbers)
-        held = hold and decision.reason.endswith(f"held, as {hold}")
-        if held and self._first(f"hold: {re.split('[0-9]', str(hold))[0]}"):
+        # A drop that comes nearer is the same reason, however far away it is.
+        why = re.split("[0-9]", decision.reason.rpartition("held, as ")[2])[0]
+        if decision.held and self._first(f"hold: {why}"):
             self.record(trainer, "hold", reason, **numbers)
         if stop:
             self.reason_ = reason
@@ -380,18 +386,3 @@ def _fitting(trainer: Trainer) -> bool:
 
 def _once_an_epoch(trainer: Trainer) -> bool:
     return trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch == 1
-
-
-def _check_arguments(callback: PredictiveEarlyStopping) -> None:
-    for name in ("monitor", "train_monitor"):
-        value = getattr(callback, name)
-        if not value if isinstance(value, str) else (value is not None or name == "monitor"):
-            raise TypeError(f"{name} must be the name of a logged metric, got {value!r}")
-    for name in ("wait_for_schedule", "restore_best", "log_forecast", "verbose"):
-        if not isinstance(value := getattr(callback, name), bool):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
-    start = callback.start_from_epoch
-    if isinstance(start, bool) or not isinstance(start, int):
-        raise TypeError(f"start_from_epoch must be a whole number of epochs, got {start!r}")
-    if start < 0:
-        raise ValueError(f"start_from_epoch must be 0 or more, got {start}; pass 0 not to wait")

@@ -52,7 +52,7 @@ def _trained(options: argparse.Namespace, own: list[LearningCurve]) -> tuple[Net
     others = usable(read_table(options.data / "permissive.csv.gz"))
     others += usable(read_bulk(options.data / "bulk_apache.npz"))
     _say(f"{len(dev)} curves to judge on, {len(others)} to train on; simulating more")
-    made = simulated_curves(options.simulated, options.seed, options.workers)
+    made = simulated_curves(options.simulated, options.seed, options.workers, options.keep)
     _say(f"{len(made)} simulated curves, of {len({c.group for c in made})} groups")
     recipe = replace(Recipe(), seed=options.seed)
     if options.steps:
@@ -84,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--simulated", type=int, default=SIMULATED, help="training runs to make")
     add("--steps", type=int, default=0, help="optimizer steps (default: those of the recipe)")
     add("--workers", type=int, default=os.cpu_count() or 1, help="processes that simulate")
+    add("--keep", type=Path, help="folder in which simulated curves are kept for the next time")
     add("--seed", type=int, default=0)
     return parser
 

@@ -42,13 +42,13 @@ class Recipe:
     members: int = 4
     width: int = 64
     stop_width: int = 32
-    steps: int = 1500
+    steps: int = 1000
     rate: float = 3e-3
     decay: float = 0.02
     dropout: float = 0.1
     input_dropout: float = 0.05
-    forecast: float = 0.1
-    late: float = 0.2
+    forecast: float = 0.3
+    late: float = 0.03
     seed: int = 0
 
 

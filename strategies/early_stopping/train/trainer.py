@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -13,7 +14,8 @@ from strategies.early_stopping.train.curves import LearningCurve, usable
 from strategies.early_stopping.train.evaluate import weights_of
 from strategies.early_stopping.train.fit import Recipe, fit
 from strategies.early_stopping.train.rows import Rows, rows_of
-from strategies.early_stopping.train.simulated import simulate
+from strategies.early_stopping.train.simulated import Run, simulate
+from strategies.early_stopping.train.store import load_curves, save_curves
 
 SIMULATED = 20_000
 _ROUNDED, _DIED = 0.1, 0.03  # shares of the training curves
@@ -88,25 +90,34 @@ def altered(curve: LearningCurve, random: np.random.Generator) -> LearningCurve:
     return replace(curve, values=values) if np.ptp(known) > 0 else curve
 
 
-def simulated_curves(count: int, seed: int = 0, workers: int = 1) -> list[LearningCurve]:
+def simulated_curves(
+    count: int, seed: int = 0, workers: int = 1, keep: Path | None = None
+) -> list[LearningCurve]:
     """Curves of our own small training runs.
 
     Args:
         count: Training runs.
         seed: Seed of the collection. Default: 0.
         workers: Processes. Default: 1.
+        keep: Folder in which to keep them for the next time. Default: None.
     """
-    curves = []
-    for block in simulate(count, seed, workers):
-        for run in block:
-            losses = oriented(run.train_loss, "min")
-            curves.append(
-                LearningCurve(
-                    values=oriented(run.value, run.mode),
-                    train=losses if np.isfinite(losses).any() else None,
-                    kind="simulated",
-                    group=f"simulated/{run.task}",
-                    metric=run.metric,
-                )
-            )
-    return usable(curves)
+    file = None if keep is None else keep / f"simulated_{count}_{seed}.npz"
+    if file is not None and file.exists():
+        return load_curves(file)
+    made = (_curve(run) for block in simulate(count, seed, workers) for run in block)
+    curves = usable(made)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_curves(file, curves)
+    return curves
+
+
+def _curve(run: Run) -> LearningCurve:
+    losses = oriented(run.train_loss, "min")
+    return LearningCurve(
+        values=oriented(run.value, run.mode),
+        train=losses if np.isfinite(losses).any() else None,
+        kind="simulated",
+        group=f"simulated/{run.task}",
+        metric=run.metric,
+    )
