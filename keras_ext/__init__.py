@@ -18,12 +18,15 @@ require_ours("strategies")
 from strategies import __version__  # noqa: E402
 
 if TYPE_CHECKING:
-    from keras_ext.callbacks import LayerwiseLRDecay
+    from keras_ext.callbacks import LayerwiseLRDecay, PredictiveEarlyStopping
 
-__all__ = ["LayerwiseLRDecay", "__version__"]
+__all__ = ["LayerwiseLRDecay", "PredictiveEarlyStopping", "__version__"]
 
 # Keras and its backend load on first use, so that importing this package costs next to nothing.
-_HOME = {"LayerwiseLRDecay": "keras_ext.callbacks"}
+_HOME = {
+    "LayerwiseLRDecay": "keras_ext.callbacks",
+    "PredictiveEarlyStopping": "keras_ext.callbacks",
+}
 
 
 def __getattr__(name: str) -> Any:

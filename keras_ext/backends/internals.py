@@ -1,11 +1,13 @@
 """Every private name of Keras that this room reads; `test_internals.py` checks them.
 
 They are used where Keras has no public way: a layer's own variables without its sub-layers', the
-calls that make up a functional model, and the hooks of an optimizer.
+calls that make up a functional model, the hooks and the schedule of an optimizer. `siblings` reads
+public names only, but of the functions that are running.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -80,3 +82,29 @@ def has_fused_weight_decay(optimizer: keras.Optimizer) -> bool:
     return keras.backend.backend() == "torch" and (
         type(optimizer)._apply_weight_decay is keras.Optimizer._apply_weight_decay
     )
+
+
+def schedule_of(optimizer: Any) -> Any:
+    """The schedule that sets an optimizer's learning rate, None where the rate is a number."""
+    rate = getattr(optimizer, "_learning_rate", None)
+    return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else None
+
+
+def schedule_steps(optimizer: Any) -> int | None:
+    """Steps made, as a schedule counts them: those that only accumulate gradients as well."""
+    steps = getattr(optimizer, "_iterations", None)
+    return None if steps is None else int(keras.ops.convert_to_numpy(steps))
+
+
+def siblings() -> list[keras.callbacks.Callback]:
+    """All callbacks of the fit that is calling a callback right now.
+
+    Keras tells a callback the model and the number of epochs, but not who else is there.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.callbacks.CallbackList):
+            return list(caller.callbacks)
+        frame = frame.f_back
+    return []

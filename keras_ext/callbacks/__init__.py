@@ -1,5 +1,6 @@
 """Callbacks for `model.fit(callbacks=[...])`."""
 
+from keras_ext.callbacks.early_stopping import PredictiveEarlyStopping
 from keras_ext.callbacks.layerwise_lr_decay import LayerwiseLRDecay
 
-__all__ = ["LayerwiseLRDecay"]
+__all__ = ["LayerwiseLRDecay", "PredictiveEarlyStopping"]

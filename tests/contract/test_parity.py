@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 # Loaded beside Lightning here; which backend makes no difference to what is decided.
@@ -20,6 +22,8 @@ from tests.contract import examples
 from tests.lightning_ext.helpers import Module, loader, trainer
 
 COMMON = sorted(set(in_keras.__all__) & set(in_lightning.__all__))
+# Lightning saves the state of callbacks in checkpoints.
+KERAS_ALONE = {"PredictiveEarlyStopping": {"state_path"}}
 
 
 def test_both_have_the_same_callbacks() -> None:
@@ -32,7 +36,8 @@ def test_same_arguments_and_defaults(name: str) -> None:
         {p.name: p.default for p in inspect.signature(getattr(room, name)).parameters.values()}
         for room in (in_lightning, in_keras)
     )
-    assert ours == theirs
+    assert set(theirs) - set(ours) == KERAS_ALONE.get(name, set())
+    assert list(ours.items()) == list(theirs.items())[: len(ours)]
 
 
 def keras_net() -> keras.Model:
@@ -81,6 +86,108 @@ def test_layerwise_decay_decides_alike(options: dict[str, Any]) -> None:
         for callback in (lightning_callback, keras_callback)
     ]
     assert decided[0] == decided[1]
+
+
+EPOCHS = 40
+_NOISE = np.random.default_rng(0).normal(0, 0.02, EPOCHS)
+CURVES = {
+    "falls": [1 / (1 + k) for k in range(EPOCHS)],
+    "flat": [1.0, 0.5, 0.3] + [0.25] * (EPOCHS - 3),
+    "noisy": [float(0.3 + 0.7 * 0.8**k + _NOISE[k]) for k in range(EPOCHS)],
+    "rises": [0.1 + 0.01 * k for k in range(EPOCHS)],
+    "lost": [1.0, 0.7, 0.6] + [float("nan")] * (EPOCHS - 3),
+}
+
+
+# Factor on the learning rate, by epoch.
+RATES: dict[str, Callable[[int], float]] = {
+    "drop": lambda epoch: 1.0 if epoch < 15 else 0.1,
+    "two drops": lambda epoch: 0.1 ** (epoch // 14),
+    "warm-up": lambda epoch: min(1.0, (1 + epoch) / 12),
+    "cosine": lambda epoch: (1 + math.cos(math.pi * epoch / EPOCHS)) / 2,
+}
+TRAIN = [0.9**k for k in range(EPOCHS)]
+
+
+class Told(Module):
+    """Has the given values as its metric, one for each epoch."""
+
+    def __init__(self, values: list[float], rate: Callable[[int], float]) -> None:
+        super().__init__(self.schedule)
+        self.values, self.rate = values, rate
+
+    def schedule(self, module: Any) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        for name, values in (("val_loss", self.values), ("other_loss", TRAIN)):
+            self.log(name, torch.tensor(values[self.current_epoch], dtype=torch.float64))
+
+
+class Tells(keras.callbacks.Callback):
+    """The same in Keras."""
+
+    def __init__(self, values: list[float]) -> None:
+        super().__init__()
+        self.values = values
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs.update(val_loss=self.values[epoch], other_loss=TRAIN[epoch])
+
+
+def stopped_in_both(
+    values: list[float], rate: Callable[[int], float] = lambda epoch: 1.0, **options: Any
+) -> tuple[Any, Any]:
+    """The callbacks of Lightning and of Keras, after fits with the same curve and rates."""
+    arguments = {"monitor": "val_loss", "train_monitor": "other_loss", **options}
+    ours, theirs = (room.PredictiveEarlyStopping(**arguments) for room in (in_lightning, in_keras))
+    one_batch = loader(size=8)
+    trainer(ours, max_epochs=EPOCHS).fit(Told(values, rate), one_batch, one_batch)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 * rate(epoch))
+    callbacks = [Tells(values), scheduler, theirs]
+    model.fit(np.zeros((1, 1)), np.zeros(1), epochs=EPOCHS, callbacks=callbacks, verbose=0)
+    return ours, theirs
+
+
+def said(callback: Any) -> dict[str, Any]:
+    return {
+        "stopped": (callback.stopped_epoch_, callback.reason_),
+        "best": (callback.best_, callback.best_epoch_),
+        "decided": [(d.step, d.action, d.reason, dict(d.numbers)) for d in callback.decisions_],
+    }
+
+
+@pytest.mark.filterwarnings("ignore:PredictiveEarlyStopping.*patience:UserWarning")
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"preset": "safe"},
+        {"preset": "fast", "restore_best": True},
+        {"min_improvement": 0.2, "start_from_epoch": 10},
+        {"target": 0.01, "p_target": 0.2},
+        {"horizon": 3, "patience": 5, "mode": "max"},
+    ],
+    ids=str,
+)
+def test_early_stopping_decides_alike(options: dict[str, Any], curve: str) -> None:
+    ours, theirs = stopped_in_both(CURVES[curve], **options)
+    assert said(ours) == said(theirs)
+    if curve == "lost" and "start_from_epoch" not in options:
+        assert ours.stopped_epoch_ in range(2, 6)
+
+
+@pytest.mark.filterwarnings("ignore:PredictiveEarlyStopping.*patience:UserWarning")
+@pytest.mark.parametrize("shape", RATES)
+def test_early_stopping_waits_alike_for_the_learning_rate(shape: str) -> None:
+    ours, theirs = stopped_in_both(
+        CURVES["flat"], RATES[shape], min_improvement=1.0, patience=1, wait_for_schedule=True
+    )
+    assert said(ours) == said(theirs)
+    assert (ours.stopped_epoch_ > 8) == (shape != "cosine")
 
 
 @pytest.mark.parametrize("name", COMMON)

@@ -91,3 +91,46 @@ def test_a_callback_keeps_its_model_where_pickling_drops_it() -> None:
     callback, model = keras.callbacks.Callback(), keras.Sequential([layers.Dense(1)])
     callback.set_model(model)
     assert vars(callback)[internals.CALLBACK_MODEL] is model
+
+
+def test_the_schedule_of_an_optimizer_and_the_steps_that_it_counts() -> None:
+    asked = []
+
+    class Spy(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step: Any) -> Any:
+            asked.append(int(keras.ops.convert_to_numpy(step)))
+            return 0.1
+
+    schedule = Spy()
+    optimizer = keras.optimizers.SGD(schedule, gradient_accumulation_steps=2)
+    assert internals.schedule_of(optimizer) is schedule
+    assert internals.schedule_of(keras.optimizers.SGD(0.1)) is None
+    variable = keras.Variable(np.ones(3, "float32"))
+    optimizer.build([variable])
+    for _ in range(3):
+        optimizer.apply([keras.ops.ones(3)])
+    float(optimizer.learning_rate)
+    assert internals.schedule_steps(optimizer) == asked[-1] == 3
+    assert internals.schedule_steps(object()) is None
+
+
+def test_siblings_are_all_callbacks_of_the_fit_that_is_running() -> None:
+    found: list[list[keras.callbacks.Callback]] = []
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            found.append(internals.siblings())
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if len(found) < 2:
+                model.fit(np.ones((2, 2)), np.ones((2, 1)), callbacks=[inner], verbose=0)
+
+    outer, inner, other = Looks(), Looks(), keras.callbacks.TerminateOnNaN()
+    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), callbacks=[outer, other], verbose=0)
+    first, second = found
+    assert first[:2] == [outer, other]
+    assert second[0] is inner
+    assert outer not in second
+    assert internals.siblings() == []

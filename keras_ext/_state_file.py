@@ -1,0 +1,85 @@
+"""State of a callback on disk: a JSON file, and the weights of the best epochs beside it."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+_KEPT = 2  # best epochs: whoever goes back by one epoch may need the one before
+
+
+class StateFile:
+    """Plain state in a file that is always whole, whenever the process dies.
+
+    Args:
+        path: Of the JSON file; weights go to `<path without suffix>.best-<epoch>.npz` beside it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self._weights: list[int] = []  # epochs whose weights are there
+
+    def clear(self) -> None:
+        """Forget the weights of an earlier fit."""
+        self._weights = []
+
+    def write(self, state: dict[str, Any]) -> None:
+        """Replace the state; weights that it no longer needs go."""
+        text = json.dumps(state | {"weights": self._weights})
+        _replace(self.path, lambda file: file.write(text.encode()))
+        needed = {self._weights_path(epoch) for epoch in self._weights}
+        pattern = f"{glob.escape(self.path.stem)}.best-*.npz"
+        for stale in set(self.path.parent.glob(pattern)) - needed:
+            stale.unlink(missing_ok=True)
+
+    def read(self) -> dict[str, Any] | None:
+        """The state, or None if there is no file.
+
+        Raises:
+            ValueError: The file holds something else.
+        """
+        if not self.path.exists():
+            return None
+        try:
+            state = dict(json.loads(self.path.read_text("utf-8")))
+            self._weights = [int(epoch) for epoch in state.pop("weights")]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"state_path={str(self.path)!r} holds no state of this callback ({error}); delete "
+                "the file to begin with an empty history, or pass another path"
+            ) from error
+        return state
+
+    def write_weights(self, epoch: int, weights: Sequence[np.ndarray]) -> None:
+        """Keep the weights of an epoch; the next `write` makes it known."""
+        _replace(self._weights_path(epoch), lambda file: np.savez(file, *weights))
+        self._weights = [*[e for e in self._weights if e < epoch], epoch][-_KEPT:]
+
+    def read_weights(self, epoch: int, like: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+        """The weights of an epoch, in the types of others, or None if they are not there."""
+        if epoch not in self._weights or not self._weights_path(epoch).exists():
+            return None
+        with np.load(self._weights_path(epoch), allow_pickle=False) as file:
+            arrays = [file[name] for name in file.files]
+        # numpy does not know bfloat16, and gives back its bytes.
+        pairs = zip(arrays, like, strict=True)
+        return [a.view(w.dtype) if a.dtype.kind == "V" else a for a, w in pairs]
+
+    def _weights_path(self, epoch: int) -> Path:
+        return self.path.with_name(f"{self.path.stem}.best-{epoch}.npz")
+
+
+def _replace(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.tmp")
+    with open(unfinished, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
