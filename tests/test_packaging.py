@@ -82,7 +82,8 @@ def extras(metadata: Message) -> dict[str, set[str]]:
 def test_wheel_holds_exactly_our_sources(wheel: zipfile.ZipFile) -> None:
     shipped = {name for name in wheel.namelist() if ".dist-info/" not in name}
     expected = {str(path.relative_to(ROOT)) for path in SOURCES}
-    assert shipped == expected | {f"{room}/py.typed" for room in ROOMS}
+    data = {"strategies/early_stopping/weights.npz"}
+    assert shipped == expected | data | {f"{room}/py.typed" for room in ROOMS}
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel.namelist())
 
 

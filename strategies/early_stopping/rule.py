@@ -121,8 +121,8 @@ class PredictiveStopping:
             value: The metric; what is not finite counts as missing.
             train_value: The training loss at that time. Default: NaN (unknown).
             budget: Evaluations planned in all, as far as is known now. Default: None.
-            hold: Why not to stop yet, whatever the forecast, as the end of a sentence that begins
-                with "held, as". Default: None.
+            hold: Why not to stop yet, whatever the forecast (but not if the run has diverged), as
+                the end of a sentence that begins with "held, as". Default: None.
             left: What stopping saves, in the user's words. Default: the evaluations left.
         """
         self.values.append(float(value))
@@ -137,7 +137,8 @@ class PredictiveStopping:
         verdict = self.judge(view, y)
         cause, forecast = verdict.cause(0), view.forecast(0)
         reason = self._reason(cause, forecast)
-        held = cause != "go on" and hold is not None
+        # No drop of the rate and no least number of epochs brings numbers back.
+        held = cause not in ("go on", "diverged") and hold is not None
         if cause != "go on":
             if left is None and planned > done:
                 left = f"{planned - done:.0f} evaluations"

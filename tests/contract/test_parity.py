@@ -102,7 +102,7 @@ CURVES = {
 # Factor on the learning rate, by epoch.
 RATES: dict[str, Callable[[int], float]] = {
     "drop": lambda epoch: 1.0 if epoch < 15 else 0.1,
-    "two drops": lambda epoch: 0.1 ** (epoch // 14),
+    "two drops": lambda epoch: 0.1 ** (epoch // 9),
     "warm-up": lambda epoch: min(1.0, (1 + epoch) / 12),
     "cosine": lambda epoch: (1 + math.cos(math.pi * epoch / EPOCHS)) / 2,
 }

@@ -106,6 +106,13 @@ def test_three_missing_values_in_a_row_are_divergence(missing: float) -> None:
     )
 
 
+def test_nothing_holds_a_run_that_has_diverged() -> None:
+    rule = PredictiveStopping("min")
+    decisions = [rule.update(v, budget=50, hold="min_epochs is 9") for v in [1.0] + 3 * [math.nan]]
+    assert [d.stop for d in decisions] == [False] * 3 + [True]
+    assert "held" not in decisions[-1].reason
+
+
 def test_a_run_that_never_had_a_number_is_divergence() -> None:
     assert stopping_epoch([math.nan] * 10, "max", 10) == 3
 

@@ -58,3 +58,10 @@ def test_restarts_of_a_cosine_are_no_warm_up() -> None:
 @pytest.mark.parametrize(("past", "ahead"), [([], [1.0]), ([1.0], []), ([1.0], [math.nan])])
 def test_nothing_known_is_no_reason(past: list[float], ahead: list[float]) -> None:
     assert reason_to_wait(past, ahead) is None
+
+
+def test_three_drops_by_ten_count_whatever_the_rounding() -> None:
+    rates = np.repeat([1.0, 0.1, 0.01, 0.001, 0.0001], 5)
+    for kind in (np.float32, np.float64):
+        said = [reason_to_wait(rates.astype(kind)[:n], rates.astype(kind)[n:]) for n in (14, 19)]
+        assert said == ["the learning rate drops in 2 evaluations", None]
