@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from benchmarks._early_stopping_frontier import Frontier, at_regret, calibration_error, over
 from benchmarks._early_stopping_references import Reference, References
+from strategies.early_stopping import PredictiveStopping, stopping_epoch
 from strategies.early_stopping.train.curves import LearningCurve, read_bulk, read_table, usable
 from strategies.early_stopping.train.evaluate import (
     NOTICEABLE,
@@ -88,6 +90,7 @@ def measure(data: Path, plan: Plan) -> dict[str, Any]:
         "presets": _presets(seen, curves),
         "late": _late(rules),
         "chances": _chances(curves, seen, references),
+        "milliseconds": _speed(),
     }
 
 
@@ -157,9 +160,10 @@ def _kinds(rules: dict[str, Frontier], curves: Sequence[LearningCurve]) -> dict[
 
 
 def _presets(seen: Sequence[Seen], curves: Sequence[LearningCurve]) -> dict[str, Any]:
-    """Rules with a fixed threshold; the presets' prices come from these very curves."""
+    """Rules with a fixed threshold; the presets' prices come from curves of the other folds."""
+    apart = {f: preset_prices([s for s in seen if s.fold != f]) for f in {s.fold for s in seen}}
     stops: dict[str, Sequence[int] | np.ndarray] = {
-        preset: [s.stops_at(price) for s in seen] for preset, price in preset_prices(seen).items()
+        preset: [s.stops_at(apart[s.fold][preset]) for s in seen] for preset in REGRETS
     }
     stops |= {f"patience {p}": patience_stops(curves, p) for p in SHOWN}
     stops["oracle"] = [int(np.argmax(c.best >= c.best[-1])) + 1 for c in curves]
@@ -217,3 +221,26 @@ def _put_right(seen: Seen, slope: float, shift: float) -> np.ndarray:
     """Chances after a calibration by curves of other folds."""
     chance = np.clip(1 - seen.probabilities[:, 0], 1e-6, 1 - 1e-6)
     return np.asarray(1 / (1 + np.exp(-slope * np.log(chance / (1 - chance)) - shift)))
+
+
+def _speed() -> dict[str, float]:
+    """Milliseconds for a decision after so many evaluations, and for replaying 1,000 of them."""
+    random = np.random.default_rng(0)
+    found = {}
+    for done in (10, 100, 1000, 10_000):
+        rule = PredictiveStopping("min")
+        history = (1 + np.arange(done)) ** -0.5 + 0.01 * random.normal(size=done)
+        rule.load_state_dict({"values": history, "train_values": history})
+        found[f"decision after {done}"] = _median_time(lambda r=rule: r.update(0.1, 0.1, 20_000))
+    values = (1 + np.arange(1000)) ** -0.5
+    found["replay of 1000"] = _median_time(lambda: stopping_epoch(values, "min", 1000))
+    return found
+
+
+def _median_time(call: Callable[[], object], repeats: int = 51) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return 1000 * float(np.median(times))

@@ -78,6 +78,8 @@ def _replay(replay: Mapping[str, Any]) -> Iterable[str]:
         for kind in kinds
     ]
     yield _table(["kind", *models], rows)
+    times = ", ".join(f"{name} {ms:.2f}" for name, ms in replay["milliseconds"].items())
+    yield f"Milliseconds on one core: {times}."
 
 
 def _grid(columns: Mapping[str, Mapping[str, Sequence[float]]], signed: bool = False) -> str:

@@ -1,7 +1,7 @@
-"""The main job of `make demo`: one Lightning and one Keras model, with and without the suite.
+"""The main job of `make demo`: Lightning and Keras models, with and without the suite.
 
-Trains on scikit-learn's digits in under a minute, prints what was decided, and saves a picture of
-the learning rate of each level and of the loss curves to `demo_output/`.
+Trains on scikit-learn's digits in about a minute, prints what was decided, and saves pictures to
+`demo_output/`: of learning rates by level, and of where training stopped and what was forecast.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 # Torch is loaded for Lightning anyway; the Keras example itself runs on every backend.
 os.environ.setdefault("KERAS_BACKEND", "torch")
@@ -22,13 +23,19 @@ warnings.filterwarnings("ignore")
 import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
-from examples import layerwise_lr_decay_keras, layerwise_lr_decay_lightning  # noqa: E402
+from examples import (  # noqa: E402
+    early_stopping_keras,
+    early_stopping_lightning,
+    layerwise_lr_decay_keras,
+    layerwise_lr_decay_lightning,
+)
+from strategies.early_stopping import plot  # noqa: E402
 from strategies.report import print_decisions  # noqa: E402
 
-PICTURE = "layerwise_lr_decay.png"
 
-
-def draw(rows: dict[str, tuple[dict[str, list[float]], dict[int, float]]], path: Path) -> None:
+def draw_rates(
+    rows: dict[str, tuple[dict[str, list[float]], dict[int, float]]], path: Path
+) -> None:
     """One row for each framework: rates by level, and validation loss by epoch."""
     figure, axes = plt.subplots(len(rows), 2, figsize=(10, 3.4 * len(rows)), layout="constrained")
     for (left, right), (name, (curves, levels)) in zip(axes, rows.items(), strict=True):
@@ -49,11 +56,18 @@ def draw(rows: dict[str, tuple[dict[str, list[float]], dict[int, float]]], path:
     plt.close(figure)
 
 
-def main() -> int:
-    start = time.perf_counter()
-    folder = Path("demo_output")
-    folder.mkdir(exist_ok=True)
+def draw_stops(rows: dict[str, list[float]], path: Path) -> None:
+    """Each whole curve, where the callback stops it, and what it forecast there."""
+    figure, axes = plt.subplots(1, len(rows), figsize=(10, 3.4), layout="constrained")
+    for ax, (name, losses) in zip(axes, rows.items(), strict=True):
+        plot(losses, "min", len(losses), ax=ax)
+        ax.set(title=name, xlabel="epoch", ylabel="validation loss", ylim=(0, losses[0] / 4))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
+
+def learning_rates(path: Path) -> None:
+    """Fine-tune with and without layer-wise decay."""
     print("Lightning: a vision transformer, pretrained on digits 0-6, fine-tuned on 0-9 ...")
     fits, in_lightning = layerwise_lr_decay_lightning.run()
     for label, module in fits.items():
@@ -67,19 +81,46 @@ def main() -> int:
 
     curves = {label: module.losses for label, module in fits.items()}
     keras_curves = {label: h.history["val_loss"] for label, h in histories.items()}
-    draw(
-        {
-            "Lightning": (curves, in_lightning.levels_),
-            "Keras": (keras_curves, in_keras.levels_),
-        },
-        folder / PICTURE,
-    )
+    levels = {"Lightning": in_lightning.levels_, "Keras": in_keras.levels_}
+    both = {"Lightning": curves, "Keras": keras_curves}
+    draw_rates({name: (both[name], levels[name]) for name in both}, path)
     print("Each has the base rate that suits it best, chosen on other samples. This is one seed;")
     print("benchmarks/results/layerwise_lr_decay.md has twenty.")
-    for framework, callback in (("Lightning", in_lightning), ("Keras", in_keras)):
+    decided({"Lightning": in_lightning, "Keras": in_keras})
+
+
+def stopping(path: Path) -> None:
+    """Train to the end, and as far as it is worth it."""
+    print("\nEarly stopping: a network on digits in Lightning, another in Keras ...")
+    fits, in_lightning = early_stopping_lightning.run()
+    histories, in_keras = early_stopping_keras.run()
+    curves = {
+        "Lightning": [module.losses for module in fits.values()],
+        "Keras": [history.history["val_loss"] for history in histories.values()],
+    }
+    for name, (whole, stopped) in curves.items():
+        print(
+            f"  {name:10s} best validation loss {min(stopped):.4f} in {len(stopped)} epochs, "
+            f"{min(whole):.4f} in all {len(whole)}"
+        )
+    draw_stops({name: whole for name, (whole, _) in curves.items()}, path)
+    decided({"Lightning": in_lightning, "Keras": in_keras})
+
+
+def decided(callbacks: dict[str, Any]) -> None:
+    """Print what was decided."""
+    for framework, callback in callbacks.items():
         print(f"\nDecided in {framework}:")
         print_decisions(callback.decisions_)
-    print(f"Saved {folder / PICTURE} ({time.perf_counter() - start:.0f} s in all).")
+
+
+def main() -> int:
+    start = time.perf_counter()
+    folder = Path("demo_output")
+    folder.mkdir(exist_ok=True)
+    learning_rates(folder / "layerwise_lr_decay.png")
+    stopping(folder / "early_stopping.png")
+    print(f"Saved pictures to {folder} ({time.perf_counter() - start:.0f} s in all).")
     return 0
 
 
