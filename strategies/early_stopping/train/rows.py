@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.early_stopping.features import Curve, Index, budget_features, features
+from strategies.early_stopping.features import Curve, Index, features
+from strategies.early_stopping.forecast import MINIMUM
 from strategies.early_stopping.history import Array, filled
 from strategies.early_stopping.train.curves import LearningCurve
 
-FIRST = 3  # evaluations before the first decision
 _MOMENTS = 64  # at most, of one curve
 
 _Single = NDArray[np.float32]
@@ -33,20 +32,17 @@ class Rows:
     y: Array
 
 
-def rows_of(
-    curve: LearningCurve, random: np.random.Generator | None = None, train: bool = True
-) -> Rows:
+def rows_of(curve: LearningCurve, random: np.random.Generator | None = None) -> Rows:
     """Features of a curve at all its moments, or at some drawn at random.
 
     Args:
         curve: Any curve.
         random: Draws the moments. Default: None, all.
-        train: Whether to look at the training loss, where there is one. Default: True.
     """
-    at = np.arange(FIRST, len(curve) + 1)
+    at = np.arange(MINIMUM, len(curve) + 1)
     if random is not None and len(at) > _MOMENTS:
         at = np.sort(random.choice(at, _MOMENTS, replace=False))
-    columns = features(Curve(curve.values, curve.train if train else None), at)
+    columns = features(Curve(curve.values, curve.train), at)
     y = filled(curve.values)
     table = np.column_stack(list(columns.values())).astype(np.float32)
     return Rows(at, table, (y - y.min()) / np.ptp(y))
@@ -57,17 +53,5 @@ def names() -> list[str]:
     return list(features(Curve(np.array([0.0, 1.0])), np.array([2])))
 
 
-def with_budget(table: _Single, columns: Sequence[str], at: Index, budget: Array) -> _Single:
-    """A table with the features added that depend on the budget."""
-    needed = {name: table[:, columns.index(name)].astype(float) for name in NEEDED}
-    extra = budget_features(needed, at, budget)
-    return np.column_stack([table, *extra.values()]).astype(np.float32)
-
-
-def without_train(table: _Single, columns: Sequence[str]) -> _Single:
-    """A table as it would be had the training loss not been known."""
-    hidden = [name.startswith(("train_", "parting_")) for name in columns]
-    return np.where(np.array(hidden), np.float32(0), table)
-
-
+# Columns that the features of the budget are made of.
 NEEDED = ("since_best_of_done", "half_gain", "train_half_gain")
