@@ -148,8 +148,9 @@ class View:
 
     @property
     def trusted(self) -> NDArray[np.bool_]:
-        """Where the curve is long enough and looks like those of the training set."""
-        return (self.seen.strangeness <= _STRANGE) & (self.at >= MINIMUM)
+        """Where the curve is long enough, has moved, and looks like those of the training set."""
+        moved = self.curve.range[self.at - 1] > 0
+        return moved & (self.seen.strangeness <= _STRANGE) & (self.at >= MINIMUM)
 
     def odds(self, price: float) -> Array:
         """Log-odds of stopping, by moment, for what a whole budget is worth."""

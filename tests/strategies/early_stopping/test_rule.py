@@ -121,7 +121,7 @@ def test_a_target_out_of_reach_stops_and_one_in_reach_does_not() -> None:
     values = 1 - np.arange(40) / 100
     stop = lived(values, 60, target=-10.0)
     assert stop is not None
-    assert stop < 20
+    assert stop < 30
     assert lived(values, 60, target=0.65) is None
     rule = PredictiveStopping("min", target=-10.0)
     decision = [rule.update(v, budget=60) for v in values[:stop]][-1]
@@ -144,6 +144,17 @@ def test_a_curve_unlike_any_falls_back_to_patience(monkeypatch: pytest.MonkeyPat
     assert decisions[-1].cause == "patience"
     assert "like none in the training set, so patience 7 decides" in decisions[-1].reason
     assert stopping_epoch(values, "min", 100) == 30  # the default patience of 20
+
+
+def test_a_curve_that_never_moved_is_left_to_patience() -> None:
+    assert stopping_epoch([0.1] * 60, "max", 60, "safe") == 21
+    assert stopping_epoch([0.1] * 15 + [0.1 + i / 50 for i in range(45)], "max", 60, "safe") is None
+
+
+def test_a_curve_that_stands_still_is_stopped() -> None:
+    saturated = [0.5, 0.8, 0.95, 0.99] + [1.0] * 96
+    stops = [stopping_epoch(saturated, "max", 100, preset) for preset in ("balanced", "fast")]
+    assert max(stop or 100 for stop in stops) < 60
 
 
 def test_what_holds_is_said_and_not_latched() -> None:
