@@ -63,7 +63,7 @@ class Curve:
         self.missing = np.cumsum(~self.known)
         self.sums, self.extremes = Sums.of(self.y), Extremes(self.y)
         self.train: Curve | None = None
-        if train is not None and np.isfinite(train).sum() > len(train) // 2:
+        if train is not None and np.isfinite(train).any():
             self.train = Curve(train)
 
 
@@ -80,9 +80,13 @@ def features(curve: Curve, at: Index) -> dict[str, Array]:
     _shape(curve, last, done, put)
     _windows(curve, last, done, put)
     put("missing", curve.missing[last] / done)
-    put("train_known", np.full(len(at), float(curve.train is not None)))
-    _train(curve, curve.train, last, done, put)
-    return columns
+    other = curve.train
+    # Known where at least half of its values so far are.
+    known = np.zeros(len(at), bool) if other is None else 2 * other.missing[last] <= done
+    put("train_known", known.astype(float))
+    seen: dict[str, Array] = {}
+    _train(curve, other, last, done, seen.__setitem__)
+    return columns | {name: np.where(known, values, 0.0) for name, values in seen.items()}
 
 
 def budget_features(columns: dict[str, Array], at: Index, budget: Array) -> dict[str, Array]:

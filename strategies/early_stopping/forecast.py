@@ -152,6 +152,11 @@ class View:
         moved = self.curve.range[self.at - 1] > 0
         return moved & (self.seen.strangeness <= _STRANGE) & (self.at >= MINIMUM)
 
+    def unchanged(self, evaluations: int) -> NDArray[np.bool_]:
+        """Where the last so many evaluations all gave the value before them, to the last digit."""
+        repeats = np.concatenate([np.zeros(evaluations), self.curve.repeats])
+        return np.asarray(repeats[self.at - 1 + evaluations] - repeats[self.at - 1] == evaluations)
+
     def odds(self, price: float) -> Array:
         """Log-odds of stopping, by moment, for what a whole budget is worth."""
         return np.asarray(self.network.stopping(self.seen, np.array([price]))[:, 0].mean(axis=0))

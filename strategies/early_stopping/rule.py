@@ -31,9 +31,10 @@ class StopDecision:
 
     Args:
         stop: Whether training should end now.
-        cause: `"gain"`, `"target"`, `"patience"` or `"diverged"` if it should; else `"go on"`.
+        cause: `"gain"`, `"target"`, `"flat"`, `"patience"` or `"diverged"` if it should, else
+            `"go on"`.
         reason: Why, in one sentence.
-        held: Whether it would end, were there not a reason to wait.
+        held: What keeps it from ending now; None if nothing does, or it should not end anyway.
         improved: Whether this evaluation was the best so far.
         forecast: What is expected; None before the third evaluation.
         expected_best: The best value to expect by the end, in the units of the metric; NaN while
@@ -43,7 +44,7 @@ class StopDecision:
     stop: bool
     cause: str
     reason: str
-    held: bool
+    held: str | None
     improved: bool
     forecast: Forecast | None
     expected_best: float
@@ -66,7 +67,8 @@ class PredictiveStopping:
             Default: None.
         p_target: The chance of beating `target` below which to stop. Default: 0.05.
         patience: Evaluations without a better value after which to stop where the curve looks
-            like none in the training set. Default: 20.
+            like none in the training set, and without any other value after which to stop in any
+            case. Default: 20.
         weights: File of other weights, as `python -m strategies.early_stopping.train` writes them.
             Default: None, those of the package.
 
@@ -113,6 +115,7 @@ class PredictiveStopping:
         train_value: float = math.nan,
         budget: int | None = None,
         hold: str | None = None,
+        wait: str | None = None,
         left: str | None = None,
     ) -> StopDecision:
         """Take in one evaluation and decide.
@@ -121,8 +124,9 @@ class PredictiveStopping:
             value: The metric; what is not finite counts as missing.
             train_value: The training loss at that time. Default: NaN (unknown).
             budget: Evaluations planned in all, as far as is known now. Default: None.
-            hold: Why not to stop yet, whatever the forecast (but not if the run has diverged), as
-                the end of a sentence that begins with "held, as". Default: None.
+            hold: Why not to stop yet, whatever happens, as the end of a sentence that begins with
+                "held, as". Default: None.
+            wait: Why not to stop yet unless the run has diverged, likewise. Default: None.
             left: What stopping saves, in the user's words. Default: the evaluations left.
         """
         self.values.append(float(value))
@@ -137,14 +141,15 @@ class PredictiveStopping:
         verdict = self.judge(view, y)
         cause, forecast = verdict.cause(0), view.forecast(0)
         reason = self._reason(cause, forecast)
-        # No drop of the rate and no least number of epochs brings numbers back.
-        held = cause not in ("go on", "diverged") and hold is not None
+        held = None
         if cause != "go on":
             if left is None and planned > done:
                 left = f"{planned - done:.0f} evaluations"
             reason += f"; stopping saves {left}" if left else ""
+            # No drop of the rate brings numbers back.
+            held = hold or (None if cause == "diverged" else wait)
         if held:
-            cause, reason = "go on", f"{reason}; held, as {hold}"
+            cause, reason = "go on", f"{reason}; held, as {held}"
         improved = bool(y[-1] > before)
         best = math.nan if forecast is None else self._expected(view, forecast)
         return StopDecision(cause != "go on", cause, reason, held, improved, forecast, best)
@@ -170,6 +175,7 @@ class PredictiveStopping:
             diverged=open_ & _lost(y)[at - 1],
             target=open_ & view.trusted & self._hopeless(view, flat[at - 1]),
             gain=open_ & view.trusted & enough,
+            flat=open_ & view.unchanged(self.patience),
             patience=open_ & ~view.trusted & (since >= self.patience) & (at >= MINIMUM),
         )
 
@@ -189,6 +195,8 @@ class PredictiveStopping:
     def _reason(self, cause: str, forecast: Forecast | None) -> str:
         if cause == "diverged":
             return f"{_LOST} evaluations in a row were not finite"
+        if cause == "flat":
+            return f"the metric has not changed in {self.patience} evaluations"
         if forecast is None:
             return "too few evaluations to say anything"
         if not forecast.in_distribution:
@@ -230,16 +238,17 @@ class Verdict:
     diverged: NDArray[np.bool_]
     target: NDArray[np.bool_]
     gain: NDArray[np.bool_]
+    flat: NDArray[np.bool_]
     patience: NDArray[np.bool_]
 
     @property
     def stop(self) -> NDArray[np.bool_]:
         """Whether anything does."""
-        return self.diverged | self.target | self.gain | self.patience
+        return self.diverged | self.target | self.gain | self.flat | self.patience
 
     def cause(self, i: int) -> str:
         """The first thing that speaks for stopping at moment `i`, or `"go on"`."""
-        causes = ("diverged", "target", "gain", "patience")
+        causes = ("diverged", "target", "gain", "flat", "patience")
         return next((cause for cause in causes if getattr(self, cause)[i]), "go on")
 
 

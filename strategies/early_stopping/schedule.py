@@ -29,7 +29,7 @@ def reason_to_wait(past: ArrayLike, ahead: ArrayLike) -> str | None:
 
     Example:
         >>> reason_to_wait([0.1, 0.1, 0.1], [0.1, 0.01])
-        'the learning rate drops in 2 evaluations'
+        'the learning rate is still to drop'
         >>> reason_to_wait([1.0, 0.75], [0.25, 0.0])
     """
     before, after = np.asarray(past, dtype=float), np.asarray(ahead, dtype=float)
@@ -44,8 +44,7 @@ def reason_to_wait(past: ArrayLike, ahead: ArrayLike) -> str | None:
     for i in range(max(len(before), 2), len(rates)):
         level = rates[i - 1] >= _FLAT * rates[i - 2]
         if level and _NEGLIGIBLE * peak <= rates[i] <= _DROP * rates[i - 1]:
-            far = i - len(before) + 1
-            return f"the learning rate drops in {far} evaluation{'s' * (far > 1)}"
+            return "the learning rate is still to drop"
     return None
 
 

@@ -18,7 +18,7 @@ from strategies.early_stopping.train.simulated import Run, simulate
 from strategies.early_stopping.train.store import load_curves, save_curves
 
 SIMULATED = 20_000
-_ROUNDED, _DIED = 0.1, 0.08  # shares of the training curves
+_ROUNDED, _DIED = 0.1, 0.03  # shares of the training curves
 _ALIVE = 4  # evaluations at least
 _SIMULATED_SHARE = 0.6  # of all draws, next to 1 for the collected curves
 

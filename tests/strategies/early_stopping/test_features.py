@@ -21,9 +21,12 @@ def table(values: np.ndarray, at: np.ndarray, train: np.ndarray | None = None) -
 
 @given(curves(), st.data())
 def test_the_future_has_no_part_in_them(values: np.ndarray, data: st.DataObject) -> None:
-    done = data.draw(st.integers(1, len(values)))
-    whole = table(values, np.array([done]))
-    np.testing.assert_allclose(table(values[:done], np.array([done])), whole, atol=1e-8)
+    done, n = data.draw(st.integers(1, len(values))), len(values)
+    holes = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    train = np.where(holes, np.nan, falling(n, 0.1))
+    at = np.array([done])
+    whole = table(values, at, train)
+    np.testing.assert_allclose(table(values[:done], at, train[:done]), whole, atol=1e-8)
 
 
 def test_all_moments_at_once_are_each_moment_by_itself() -> None:

@@ -106,11 +106,13 @@ def test_three_missing_values_in_a_row_are_divergence(missing: float) -> None:
     )
 
 
-def test_nothing_holds_a_run_that_has_diverged() -> None:
-    rule = PredictiveStopping("min")
-    decisions = [rule.update(v, budget=50, hold="min_epochs is 9") for v in [1.0] + 3 * [math.nan]]
-    assert [d.stop for d in decisions] == [False] * 3 + [True]
-    assert "held" not in decisions[-1].reason
+def test_a_diverged_run_waits_for_no_drop_but_is_held_where_the_user_says_so() -> None:
+    for why, stopped in (("wait", True), ("hold", False)):
+        rule = PredictiveStopping("min")
+        for value in [1.0, math.nan, math.nan, math.nan]:
+            decision = rule.update(value, budget=50, **{why: "it is early"})
+        assert decision.stop == stopped
+        assert decision.held == (None if stopped else "it is early")
 
 
 def test_a_run_that_never_had_a_number_is_divergence() -> None:
@@ -153,8 +155,14 @@ def test_a_curve_that_never_moved_is_left_to_patience() -> None:
 
 def test_a_curve_that_stands_still_is_stopped() -> None:
     saturated = [0.5, 0.8, 0.95, 0.99] + [1.0] * 96
-    stops = [stopping_epoch(saturated, "max", 100, preset) for preset in ("balanced", "fast")]
-    assert max(stop or 100 for stop in stops) < 60
+    assert stopping_epoch(saturated, "max", 100, "safe") == 5 + 20
+    rule = PredictiveStopping("max", "safe", patience=5)
+    decisions = [rule.update(v, budget=100) for v in saturated[:10]]
+    assert [d.stop for d in decisions] == [False] * 9 + [True]
+    assert decisions[-1].cause == "flat"
+    assert decisions[-1].reason == (
+        "the metric has not changed in 5 evaluations; stopping saves 90 evaluations"
+    )
 
 
 def test_what_holds_is_said_and_not_latched() -> None:
@@ -167,7 +175,7 @@ def test_what_holds_is_said_and_not_latched() -> None:
         decision = rule.update(value, budget=100, hold=hold)
         assert decision.stop == (hold is None)
         if i == stop:
-            assert decision.held
+            assert decision.held == "min_epochs is 30"
             assert decision.reason.endswith("; held, as min_epochs is 30")
 
 

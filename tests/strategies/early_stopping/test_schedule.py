@@ -31,10 +31,7 @@ def test_smooth_decay_is_no_reason(name: str, length: int) -> None:
 def test_a_drop_is_a_reason_until_it_has_come() -> None:
     rates = np.where(np.arange(EPOCHS) < 30, 0.1, 0.01)
     said = [reason_to_wait(rates[:now], rates[now:]) for now in range(1, EPOCHS)]
-    assert said[28] == "the learning rate drops in 2 evaluations"
-    assert said[29] == "the learning rate drops in 1 evaluation"
-    assert said[30] is None
-    assert all(said[:30])
+    assert said[:30] == ["the learning rate is still to drop"] * 30
     assert not any(said[30:])
 
 
@@ -64,4 +61,4 @@ def test_three_drops_by_ten_count_whatever_the_rounding() -> None:
     rates = np.repeat([1.0, 0.1, 0.01, 0.001, 0.0001], 5)
     for kind in (np.float32, np.float64):
         said = [reason_to_wait(rates.astype(kind)[:n], rates.astype(kind)[n:]) for n in (14, 19)]
-        assert said == ["the learning rate drops in 2 evaluations", None]
+        assert said == ["the learning rate is still to drop", None]
