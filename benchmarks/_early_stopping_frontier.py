@@ -1,4 +1,4 @@
-"""What a family of stopping rules saves at a given regret, with intervals over groups of curves."""
+"""What a family of stopping rules saves at a given regret, with bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ class Frontier:
 
     Args:
         groups: Index of the group of each curve.
+        families: Index of the family of each curve: groups that differ in a detail only.
         saved: Share of evaluations saved, by threshold and curve.
         regret: Regret as a share of the range, likewise.
         late: Regret as a share of the range after the first tenth, likewise.
     """
 
     groups: np.ndarray
+    families: np.ndarray
     saved: np.ndarray
     regret: np.ndarray
     late: np.ndarray
@@ -40,11 +42,12 @@ class Frontier:
         """
         replays = [Replay.of(curves, row) for row in stops]
         _, groups = np.unique([f"{c.kind} {c.group}" for c in curves], return_inverse=True)
+        _, families = np.unique([f"{c.kind} {c.family}" for c in curves], return_inverse=True)
         saved, regret, late = (
             np.array([getattr(r, name) for r in replays])
             for name in ("saved", "regret", "late_regret")
         )
-        return cls(groups, saved, regret, late)
+        return cls(groups, families, saved, regret, late)
 
     def only(self, chosen: np.ndarray) -> Frontier:
         """The same on some of the curves."""
@@ -84,7 +87,7 @@ class Frontier:
 def at_regret(
     rules: dict[str, Frontier], target: float, macro: bool = False
 ) -> dict[str, Interval]:
-    """Share that each rule saves at a mean regret, with a bootstrap over groups."""
+    """Share that each rule saves at a mean regret, with a bootstrap over families."""
 
     def figure(rule: Frontier, weights: np.ndarray) -> float:
         return rule.saved_at(target, weights)
@@ -95,7 +98,7 @@ def at_regret(
 def over(
     rules: dict[str, Frontier], ours: str, target: float, macro: bool = False
 ) -> dict[str, Interval]:
-    """How much more `ours` saves than each other rule, on the same resamples of groups."""
+    """How much more `ours` saves than each other rule, on the same resamples of families."""
     others = {name: rule for name, rule in rules.items() if name != ours}
 
     def figure(rule: Frontier, weights: np.ndarray) -> float:
@@ -107,12 +110,12 @@ def over(
 def _bootstrapped(rules: dict[str, Frontier], figure, macro: bool) -> dict[str, Interval]:  # type: ignore[no-untyped-def]
     first = next(iter(rules.values()))
     base = first.macro if macro else first.micro
-    count = first.groups.max() + 1
+    count = first.families.max() + 1
     random = np.random.default_rng(0)
     draws = random.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
     found = {}
     for name, rule in rules.items():
-        resampled = [figure(rule, base * drawn[rule.groups]) for drawn in draws]
+        resampled = [figure(rule, base * drawn[rule.families]) for drawn in draws]
         low, high = np.quantile(resampled, [0.025, 0.975])
         found[name] = Interval(figure(rule, base), float(low), float(high))
     return found

@@ -55,7 +55,7 @@ class References:
         batches: Batches of 96 curves, of up to 16 moments each.
     """
 
-    def __init__(self, rows: Sequence[Rows], weights: np.ndarray, batches: int = 120) -> None:
+    def __init__(self, rows: Sequence[Rows], weights: np.ndarray, batches: int = 200) -> None:
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
@@ -83,13 +83,10 @@ class References:
             chance = HistGradientBoostingClassifier(**boosting).fit(x[:, used], gain > NOTICEABLE)
             self._models[name] = (used, expect, chance)
         logistic = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300, C=0.1))
-        clipped = np.clip(x, *self._limits(x))
+        self._low_high = np.quantile(x, [0.001, 0.999], axis=0)
+        clipped = np.clip(x, *self._low_high)
         used = list(range(x.shape[1]))
         self._models["logistic regression"] = (used, None, logistic.fit(clipped, gain > NOTICEABLE))
-
-    def _limits(self, x: np.ndarray) -> np.ndarray:
-        self._low_high = np.quantile(x, [0.001, 0.999], axis=0)
-        return self._low_high
 
     def __call__(self, curve: LearningCurve) -> dict[str, Reference]:
         """What each makes of a curve, without its training loss."""

@@ -19,8 +19,8 @@ from strategies.early_stopping.train.evaluate import (
     NOTICEABLE,
     REGRETS,
     Seen,
-    calibration,
     improvements,
+    platt,
     preset_prices,
 )
 from strategies.early_stopping.train.fit import Recipe
@@ -147,16 +147,15 @@ def _frontier(rules: dict[str, Frontier]) -> dict[str, Any]:
 
 def _kinds(rules: dict[str, Frontier], curves: Sequence[LearningCurve]) -> dict[str, Any]:
     kinds = np.array([c.kind for c in curves])
-    return {
-        kind: {
-            name: [
-                rule.only(kinds == kind).saved_at(regret, np.ones((kinds == kind).sum()))
-                for regret in REGRETS.values()
-            ]
-            for name, rule in rules.items()
+    found: dict[str, Any] = {}
+    for kind in sorted(set(kinds)):
+        of_kind = {name: rule.only(kinds == kind) for name, rule in rules.items()}
+        found[kind] = {
+            f"{preset} {mean}": at_regret(of_kind, regret, mean == "macro")
+            for preset, regret in REGRETS.items()
+            for mean in ("micro", "macro")
         }
-        for kind in sorted(set(kinds))
-    }
+    return found
 
 
 def _presets(seen: Sequence[Seen], curves: Sequence[LearningCurve]) -> dict[str, Any]:
@@ -201,13 +200,16 @@ def _chances(
     happened = [improvements(c, s.at) > NOTICEABLE for c, s in zip(curves, seen, strict=True)]
     kinds = np.repeat([c.kind for c in curves], [len(h) for h in happened])
     truth = np.concatenate(happened)
-    apart = {f: calibration([s for s in seen if s.fold != f]) for f in {s.fold for s in seen}}
-    chances = {OURS: [_put_right(s, *apart[s.fold]) for s in seen]}
-    chances[f"{OURS}, not calibrated"] = [1 - s.probabilities[:, 0] for s in seen]
-    chances |= {name: [r.chance for r in found] for name, found in references.items()}
+    raw = {OURS: [1 - s.probabilities[:, 0] for s in seen]}
+    raw |= {name: [r.chance for r in found] for name, found in references.items()}
+    fold = np.repeat([s.fold for s in seen], [len(h) for h in happened])
+    chances = {}
+    for name, parts in raw.items():
+        chances[f"{name}, not calibrated"] = np.concatenate(parts)
+        chances[name] = _put_right(np.concatenate(parts), truth, fold)
     table: dict[str, Any] = {}
-    for name, parts in chances.items():
-        chance = np.clip(np.concatenate(parts), 1e-4, 1 - 1e-4)
+    for name, found in chances.items():
+        chance = np.clip(found, 1e-4, 1 - 1e-4)
         table[name] = {
             kind: [calibration_error(p, y), roc_auc_score(y, p), log_loss(y, p)]
             for kind in ["all", *sorted(set(kinds))]
@@ -217,10 +219,14 @@ def _chances(
     return table
 
 
-def _put_right(seen: Seen, slope: float, shift: float) -> np.ndarray:
-    """Chances after a calibration by curves of other folds."""
-    chance = np.clip(1 - seen.probabilities[:, 0], 1e-6, 1 - 1e-6)
-    return np.asarray(1 / (1 + np.exp(-slope * np.log(chance / (1 - chance)) - shift)))
+def _put_right(chance: np.ndarray, happened: np.ndarray, fold: np.ndarray) -> np.ndarray:
+    """Chances calibrated by what happened to the curves of the other folds."""
+    chance = np.clip(chance, 1e-6, 1 - 1e-6)
+    odds, found = np.log(chance / (1 - chance)), np.zeros_like(chance)
+    for f in np.unique(fold):
+        slope, shift = platt(chance[fold != f], happened[fold != f])
+        found[fold == f] = 1 / (1 + np.exp(-slope * odds[fold == f] - shift))
+    return found
 
 
 def _speed() -> dict[str, float]:

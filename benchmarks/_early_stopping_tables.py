@@ -40,7 +40,7 @@ def _replay(replay: Mapping[str, Any]) -> Iterable[str]:
         yield f"Curves {what}: {listed}."
     yield (
         "Evaluations saved, in %, where the mean regret is 0.2, 0.8 and 1.6% of the range, with "
-        "95% intervals (bootstrap over groups); in the lower tables how much more the network "
+        "95% intervals (bootstrap over families); in the lower tables how much more the network "
         "saves, on the same resamples."
     )
     for mean, means in (("micro", "each curve counts the same"), ("macro", "each group does")):
@@ -49,13 +49,10 @@ def _replay(replay: Mapping[str, Any]) -> Iterable[str]:
         yield _grid({k: v["saved"] for k, v in cells.items()})
         yield "Network minus the others:"
         yield _grid({k: v["over"] for k, v in cells.items()}, signed=True)
-    yield "### By kind: saved at a regret of 0.2 / 0.8 / 1.6%"
-    rules = list(next(iter(replay["kinds"].values())))
-    rows = [
-        [kind, *(" / ".join(f"{100 * x:.1f}" for x in found[rule]) for rule in rules)]
-        for kind, found in replay["kinds"].items()
-    ]
-    yield _table(["kind", *rules], rows)
+    yield "### By kind"
+    for kind, columns in replay["kinds"].items():
+        yield f"{kind}:"
+        yield _grid(columns)
     yield "### At fixed thresholds"
     columns = ["saved", "regret", "regret p95", "late regret"]
     yield _table(

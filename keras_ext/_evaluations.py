@@ -19,12 +19,14 @@ class Evaluations:
         epochs: Epochs that ended with an evaluation.
         rates: Learning rate at each of them, NaN where unknown.
         bests: Those among `epochs` that were the best until then.
+        held: What held a stop at each of them, None where nothing did.
     """
 
     first: int = 0
     epochs: list[int] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     bests: list[int] = field(default_factory=list)
+    held: list[str | None] = field(default_factory=list)
 
     @property
     def every(self) -> int:
@@ -50,7 +52,7 @@ class Evaluations:
     def cut(self, epoch: int) -> int:
         """Forget what came at an epoch or later, and return how many evaluations are left."""
         kept = sum(e < epoch for e in self.epochs)
-        del self.epochs[kept:], self.rates[kept:]
+        del self.epochs[kept:], self.rates[kept:], self.held[kept:]
         self.bests = [e for e in self.bests if e < epoch]
         return kept
 
@@ -68,7 +70,7 @@ class Evaluations:
         """Take over what `state_dict` returned."""
         self.first = int(state["first"])
         self.epochs, self.rates = list(state["epochs"]), with_nan(state["rates"])
-        self.bests = list(state["bests"])
+        self.bests, self.held = list(state["bests"]), list(state["held"])
 
 
 def without_nan(values: Iterable[float]) -> list[float | None]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import copy
 import io
 import math
+import random
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import redirect_stdout
-from types import CellType, FunctionType, MethodType
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from enum import Enum
+from functools import partial
+from pathlib import PurePath
+from types import CellType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any
 
 import keras
@@ -20,14 +24,19 @@ from strategies.early_stopping.schedule import may_drop, reason_to_wait
 PLATEAU = "ReduceLROnPlateau may still lower the learning rate"
 
 _FAR = 1000  # epochs; to look further ahead costs more than it tells
+_SMALL = 10_000  # values; to copy more than these costs too much
+_SHARED = (NoneType, int, float, complex, str, bytes, np.generic, Enum, PurePath, type, ModuleType,
+           FunctionType, np.ufunc)  # fmt: skip
+_CHANCE = (random.Random, np.random.Generator, np.random.RandomState)
 
 
 class RateWatch:
     """The learning rate of each epoch: of those done, and of those to come.
 
     Knows a `LearningRateSchedule` in the optimizer, and `LearningRateScheduler` and
-    `ReduceLROnPlateau` among the callbacks. Of rates that are set in other ways, and of a
-    `MultiOptimizer`, it knows nothing.
+    `ReduceLROnPlateau` among the callbacks. It knows nothing of rates that are set in other ways,
+    of a `MultiOptimizer`, and of a scheduler's function that fails when asked ahead, or that has
+    more in reach than plain values, such as a method of a model.
 
     Args:
         callbacks: All callbacks of the fit. Default: none.
@@ -41,6 +50,7 @@ class RateWatch:
         self._steps = self._per_epoch = 0
         self._left = math.inf
         self._plan: dict[int, float] = {}
+        self._failed = False
 
     def epoch_begins(self, optimizer: Any) -> None:
         """Look at the optimizer when all callbacks have set the rate of an epoch."""
@@ -67,10 +77,12 @@ class RateWatch:
         if unforeseen or len(self._plan) < min(self._left, _FAR / 2):
             self._per_epoch = per_epoch
             ahead = range(epoch + 1, epoch + 1 + int(min(self._left, _FAR)))
-            self._plan = self._simulated(ahead)
-            if schedule is not None:
-                steps = {e: done - 1 + per_epoch * (e - epoch) for e in ahead}
-                self._plan = {e: _value(schedule, step) for e, step in steps.items()}
+            with _unnoticed():
+                if schedule is None:
+                    self._plan = self._simulated(ahead)
+                else:
+                    steps = {e: done - 1 + per_epoch * (e - epoch) for e in ahead}
+                    self._plan = {e: _value(schedule, step) for e, step in steps.items()}
         self._plan = {e: planned for e, planned in self._plan.items() if e > epoch}
         return rate
 
@@ -97,6 +109,8 @@ class RateWatch:
         return epochs < self._left and may_drop(self._now, plateau.factor, lowest, peak)
 
     def _simulated(self, ahead: Iterable[int]) -> dict[int, float]:
+        if self._failed:
+            return {}
         plan, rate = {}, self._now
         try:
             schedules = [_apart(scheduler.schedule) for scheduler in self._schedulers]
@@ -105,6 +119,7 @@ class RateWatch:
                     rate = _asked(schedule, epoch, rate)
                 plan[epoch] = rate
         except Exception:  # a user's function can raise anything
+            self._failed = True
             return {}
         return plan
 
@@ -132,33 +147,71 @@ def _value(schedule: Callable[[Any], Any], step: int) -> float:
         return math.nan
 
 
+@contextmanager
+def _unnoticed() -> Iterator[None]:
+    """Without a word, and without a step of the global sources of random numbers."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
 def _asked(schedule: Callable[..., Any], epoch: int, rate: float) -> float:
-    """What a schedule says, as `LearningRateScheduler` asks it, without a word of its own."""
-    with redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            answer = schedule(epoch, rate)
-        except TypeError:
-            answer = schedule(epoch)
+    """What a schedule says, as `LearningRateScheduler` asks it."""
+    try:
+        answer = schedule(epoch, rate)
+    except TypeError:
+        answer = schedule(epoch)
     return float(np.float32(answer))  # as the optimizer keeps it
 
 
-def _apart(function: Any) -> Any:
-    """A copy of a schedule with a state of its own: to ask ahead must not change the run."""
-    if isinstance(function, MethodType):
-        return MethodType(function.__func__, copy.deepcopy(function.__self__))
-    if not isinstance(function, FunctionType):
-        return copy.deepcopy(function)
-    cells = tuple(CellType(_own(cell.cell_contents)) for cell in function.__closure__ or ())
-    apart = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
-    )
-    apart.__kwdefaults__ = function.__kwdefaults__
-    return apart
+def _apart(value: Any) -> Any:
+    """A copy of a schedule with a state of its own: to ask ahead must not change the run.
 
-
-def _own(value: Any) -> Any:
+    Raises:
+        TypeError: Something in its reach is not plain, or too large.
+    """
+    if isinstance(value, MethodType):
+        return MethodType(value.__func__, _apart(value.__self__))
+    if isinstance(value, partial):
+        named = {name: _apart(argument) for name, argument in value.keywords.items()}
+        return partial(_apart(value.func), *map(_apart, value.args), **named)
     if isinstance(value, FunctionType):
-        return _apart(value)
-    # Anything may be in reach of a function, a whole model too: only plain values are copied.
-    return copy.deepcopy(value) if isinstance(value, (list, dict, set)) else value
+        cells = tuple(CellType(_apart(cell.cell_contents)) for cell in value.__closure__ or ())
+        defaults = tuple(map(_apart, value.__defaults__ or ()))
+        apart = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells)
+        apart.__kwdefaults__ = {k: _apart(v) for k, v in (value.__kwdefaults__ or {}).items()}
+        return apart
+    if isinstance(value, _SHARED):
+        return value
+    if not _is_plain(value):
+        raise TypeError(f"{type(value).__name__} is not copied")
+    return copy.deepcopy(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether all that a value holds are a few numbers, texts and the like."""
+    rest: list[Any] = [value]
+    for _ in range(_SMALL):
+        if not rest:
+            return True
+        value = rest.pop()
+        if isinstance(value, dict):
+            rest += [*value, *value.values()]
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            rest += value
+        elif isinstance(value, np.ndarray):
+            rest += [None] * min(value.size, _SMALL)
+        elif isinstance(value, FunctionType) and value.__closure__:
+            return False  # `deepcopy` would share its state
+        elif isinstance(value, (*_SHARED, *_CHANCE)):
+            pass
+        elif hasattr(value, "__dict__") and value.__new__ is object.__new__:
+            rest += vars(value).values()  # an object of a class that is written in Python
+        else:
+            return False
+    return False

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +18,7 @@ class StateFile:
     """Plain state in a file that is always whole, whenever the process dies.
 
     Args:
-        path: Of the JSON file; weights go to `<path without suffix>.best-<epoch>.npz` beside it.
+        path: Of the JSON file; weights go to `<path>.best-<epoch>.npz` beside it.
     """
 
     def __init__(self, path: str) -> None:
@@ -33,10 +33,11 @@ class StateFile:
         """Replace the state; weights that it no longer needs go."""
         text = json.dumps(state | {"weights": self._weights})
         _replace(self.path, lambda file: file.write(text.encode()))
-        needed = {self._weights_path(epoch) for epoch in self._weights}
-        pattern = f"{glob.escape(self.path.stem)}.best-*.npz"
-        for stale in set(self.path.parent.glob(pattern)) - needed:
-            stale.unlink(missing_ok=True)
+        mine = re.compile(rf"{re.escape(self.path.name)}\.best-(\d+)\.npz")
+        for path in list(self.path.parent.iterdir()):
+            found = mine.fullmatch(path.name)
+            if found and int(found[1]) not in self._weights:
+                path.unlink(missing_ok=True)
 
     def read(self) -> dict[str, Any] | None:
         """The state, or None if there is no file.
@@ -72,7 +73,7 @@ class StateFile:
         return [a.view(w.dtype) if a.dtype.kind == "V" else a for a, w in pairs]
 
     def _weights_path(self, epoch: int) -> Path:
-        return self.path.with_name(f"{self.path.stem}.best-{epoch}.npz")
+        return self.path.with_name(f"{self.path.name}.best-{epoch}.npz")
 
 
 def _replace(path: Path, write: Callable[[IO[bytes]], Any]) -> None:

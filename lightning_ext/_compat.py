@@ -44,6 +44,7 @@ __all__ = [
     "Trainer",
     "callbacks_of",
     "is_lightning_class",
+    "isolate_rng",
     "pl",
     "rank_zero_info",
     "rank_zero_warn",
@@ -51,6 +52,7 @@ __all__ = [
 
 _utilities = import_module(f"{pl.__name__}.utilities")
 rank_zero_info, rank_zero_warn = _utilities.rank_zero_info, _utilities.rank_zero_warn
+isolate_rng = import_module(f"{pl.__name__}.utilities.seed").isolate_rng
 
 
 def is_lightning_class(value: Any, path: str) -> bool:

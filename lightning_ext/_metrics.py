@@ -36,6 +36,10 @@ class MeanLoss:
         """The mean, None if there was no loss."""
         return self.total / self.count if self.count else None
 
+    def over_ranks(self, trainer: Trainer) -> MeanLoss:
+        """What it is on the average rank; all of them have to ask."""
+        return MeanLoss(mean_over_ranks(trainer, self.total), self.count)
+
     def state_dict(self) -> list[Any]:
         """Sum and number, as plain values."""
         return [float(self.total), self.count]
@@ -58,12 +62,14 @@ def metric(trainer: Trainer, name: str, before: Tensor | None) -> Tensor | None:
     return None if value is before else value
 
 
-def require_logged(trainer: Trainer, name: str) -> None:
+def require_logged(trainer: Trainer, argument: str, name: str, where: str) -> None:
     """Raise on every rank if a metric is missing on one of them.
 
     Args:
         trainer: The running trainer.
+        argument: The argument that names it.
         name: The metric.
+        where: The hook in which to log it.
 
     Raises:
         ValueError: It is missing.
@@ -72,12 +78,12 @@ def require_logged(trainer: Trainer, name: str) -> None:
     if on_any_rank(trainer, name not in known):
         if name in known:
             raise ValueError(
-                f"monitor={name!r} is logged on some ranks only; log it on all of them"
+                f"{argument}={name!r} is logged on some ranks only; log it on all of them"
             )
         raise ValueError(
-            f"monitor={name!r} is not logged; pass one of "
+            f"{argument}={name!r} is not logged; pass one of "
             f"{', '.join(map(repr, known)) or '(nothing was logged)'}, or log it with self.log in "
-            "validation_step"
+            f"{where}"
         )
 
 
@@ -102,3 +108,16 @@ def mean_over_ranks(trainer: Trainer, value: Any) -> float:
     dtype = torch.float32 if device.type == "mps" else torch.float64
     tensor = torch.as_tensor(math.nan if value is None else value).squeeze().to(device, dtype)
     return float(trainer.strategy.reduce(tensor, reduce_op="mean"))
+
+
+def logged_at(trainer: Trainer, epoch_over: bool) -> int:
+    """The step at which the trainer logs the metrics of the present evaluation.
+
+    Args:
+        trainer: The running trainer.
+        epoch_over: Whether it already counts the present epoch as done.
+    """
+    # Optimizer steps are not it, with several optimizers or in the middle of an accumulation, and
+    # there is no public name: Lightning's own LearningRateMonitor reads this one.
+    step: int = trainer.fit_loop.epoch_loop._batches_that_stepped
+    return step - epoch_over

@@ -58,12 +58,16 @@ class Remaining:
         saved: What stopping would save, in epochs or steps.
         done: Epochs or steps so far.
         unit: `"epoch"` or `"step"`.
+        epochs: How many epochs, with a fraction; NaN where their length is unknown.
+        steps: How many optimizer steps.
     """
 
     evaluations: int | None
     saved: int
     done: int
     unit: str
+    epochs: float = math.inf
+    steps: float = math.inf
 
     @property
     def when(self) -> str:
@@ -93,10 +97,10 @@ def remaining(begun: Position, now: Position, end: Position, done: int, unit: st
     """What is left, if evaluations go on as often as so far.
 
     Args:
-        begun: Where the run was before the first evaluation.
+        begun: Where the run was at an earlier time.
         now: Where it is.
         end: Where it ends, by whichever limit it meets first.
-        done: Evaluations so far.
+        done: Evaluations since then.
         unit: In what to tell, `"epoch"` or `"step"`.
 
     Example:
@@ -113,9 +117,48 @@ def remaining(begun: Position, now: Position, end: Position, done: int, unit: st
     count = now.finished if unit == "epoch" else round(now.steps)
     if math.isinf(times):
         return Remaining(None, 0, count, unit)
-    passed = now.epochs - begun.epochs if unit == "epoch" else now.steps - begun.steps
-    evaluations = math.floor(times * done + _ROUNDING)
-    return Remaining(evaluations, round(times * passed), count, unit)
+    epochs, steps = times * (now.epochs - begun.epochs), times * (now.steps - begun.steps)
+    saved = round(epochs if unit == "epoch" else steps)
+    return Remaining(whole(times * done), saved, count, unit, epochs, steps)
+
+
+def whole(count: float) -> int:
+    """How many whole ones a number is, whatever rounding took from it.
+
+    Args:
+        count: The number.
+    """
+    return math.floor(count + _ROUNDING)
+
+
+def fitting(trainer: Trainer) -> bool:
+    """Whether what is evaluated counts.
+
+    Args:
+        trainer: The running trainer.
+    """
+    idle = trainer.sanity_checking or getattr(trainer, "fast_dev_run", False)
+    return trainer.state.fn == "fit" and not idle
+
+
+def by_epochs(trainer: Trainer) -> bool:
+    """Whether validation comes at the end of epochs, each or every few.
+
+    Args:
+        trainer: The trainer.
+    """
+    every = trainer.val_check_interval
+    # The whole number 1 is after each batch.
+    return isinstance(every, float) and every == 1.0 and bool(trainer.check_val_every_n_epoch)
+
+
+def once_an_epoch(trainer: Trainer) -> bool:
+    """Whether validation comes at the end of each epoch.
+
+    Args:
+        trainer: The trainer.
+    """
+    return by_epochs(trainer) and trainer.check_val_every_n_epoch == 1
 
 
 def _seconds(trainer: Trainer) -> tuple[float, float]:

@@ -8,9 +8,11 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator
+from types import CellType, FunctionType
 from typing import Any
 
-from lightning_ext._compat import Trainer
+from lightning_ext._compat import Trainer, isolate_rng
+from lightning_ext._progress import Remaining, whole
 from strategies.early_stopping.schedule import may_drop, reason_to_wait
 
 # Moments looked ahead to at once: half a second of work for a scheduler that steps at each.
@@ -32,7 +34,7 @@ class RateSchedule:
     def __init__(self) -> None:
         self.past: list[list[float]] = []
         self._ahead: list[list[float]] = []
-        self._enough = 0
+        self._enough = 0.0
 
     def begin(self, trainer: Trainer, done: int) -> None:
         """Note the rates at the first batch after an evaluation.
@@ -44,21 +46,29 @@ class RateSchedule:
         if len(self.past) <= done:
             self.past.append(rates_now(trainer))
 
-    def reason_to_wait(self, trainer: Trainer, left: int, at_epoch_end: bool) -> str | None:
+    def reason_to_wait(
+        self, trainer: Trainer, rest: Remaining, at_epoch_end: bool, every: int = 1
+    ) -> str | None:
         """Why not to stop after the present evaluation, if there is a reason.
+
+        Ask after each evaluation.
 
         Args:
             trainer: The running trainer.
-            left: Evaluations to come.
-            at_epoch_end: Whether they come at the end of each epoch, whatever the validation.
+            rest: What is still to come; as much as there was, where that is not known.
+            at_epoch_end: Whether the metric comes from training, at the end of epochs.
+            every: Of so many validations, or epochs in training, one has the metric. Default: 1.
         """
         now = rates_now(trainer)
         past = [row for row in self.past if len(row) == len(now)]
+        left = len(self.past) if rest.evaluations is None else rest.evaluations
+        self._ahead = self._ahead[every:]
         if not (left and past and trainer.lr_scheduler_configs):
             return None
-        if reason := _plateau(trainer, [max(column) for column in zip(*past, now, strict=True)]):
+        peaks = [max(column) for column in zip(*past, now, strict=True)]
+        if reason := _plateau(trainer, peaks, rest):
             return reason
-        ahead = self._rates_ahead(trainer, now, left, at_epoch_end)
+        ahead = self._rates_ahead(trainer, now, left * every, at_epoch_end)[::every]
         columns = zip(zip(*past, strict=True), zip(*ahead, strict=True), strict=False)
         reasons = (reason_to_wait(before, after) for before, after in dict.fromkeys(columns))
         return next(filter(None, reasons), None)
@@ -67,10 +77,11 @@ class RateSchedule:
         self, trainer: Trainer, now: list[float], left: int, at_epoch_end: bool
     ) -> list[list[float]]:
         """What was foreseen after the evaluation before, as long as it comes true."""
-        self._ahead = self._ahead[1:]
-        if self._ahead[:1] != [now] or len(self._ahead) < min(left, self._enough):
+        # There may be more to come than it seemed before; to look again each time would be dear.
+        if self._ahead[:1] != [now] or len(self._ahead) < min(0.9 * left, self._enough):
             self._ahead = rates_ahead(trainer, left, len(self.past), at_epoch_end)
-            self._enough = len(self._ahead) // 2  # what is very far ahead can wait
+            # What is very far ahead can wait.
+            self._enough = math.inf if len(self._ahead) == left else len(self._ahead) / 2
         return self._ahead[:left]
 
     def state_dict(self) -> list[list[float]]:
@@ -96,6 +107,9 @@ def rates_ahead(
 ) -> list[list[float]]:
     """The rates with which training towards each evaluation to come will begin.
 
+    A function that sets the rate is asked ahead in a copy, and random numbers are put back. What
+    is not in its own reach, an attribute of the module or a global name, it must not change.
+
     Args:
         trainer: A trainer right after an evaluation.
         left: Evaluations to come.
@@ -107,13 +121,13 @@ def rates_ahead(
         the module steps its schedulers itself or a scheduler cannot be copied.
     """
     rows: list[list[float]] = []
-    try:
-        with warnings.catch_warnings():  # of schedulers about the order of steps
-            warnings.simplefilter("ignore")
+    # Schedulers warn about the order of steps.
+    with warnings.catch_warnings(action="ignore"), isolate_rng(include_cuda=False):
+        try:
             for row in itertools.islice(_rows(trainer, done, at_epoch_end), left):
                 rows.append(row)
-    except Exception as error:  # user's code, such as a scheduler that ends before training does
-        _log.debug("learning rates are foreseen for %d evaluations: %r", len(rows), error)
+        except Exception as error:  # user's code, such as a scheduler that ends before training
+            _log.debug("learning rates are foreseen for %d evaluations: %r", len(rows), error)
     return rows
 
 
@@ -202,17 +216,48 @@ def _copies(trainer: Trainer) -> tuple[list[_StandIn], list[tuple[Any, Any]]]:
     for config in configs:
         if not isinstance(memo.get(id(config.scheduler.optimizer)), _StandIn):
             raise TypeError(f"{config.scheduler!r} acts on an optimizer that is not the trainer's")
-    return stand_ins, [(config, copy.deepcopy(config.scheduler, memo)) for config in configs]
+    copies = [(config, copy.deepcopy(config.scheduler, memo)) for config in configs]
+    for _, scheduler in copies:
+        _own_functions(scheduler, memo)
+    return stand_ins, copies
 
 
-def _plateau(trainer: Trainer, peaks: list[float]) -> str | None:
-    """Whether a scheduler that waits for a plateau can still lower a rate noticeably."""
+def _own_functions(scheduler: Any, memo: dict[int, Any]) -> None:
+    """Give a copied scheduler, and those inside of it, functions with a state of their own."""
+    for name, value in vars(scheduler).items():
+        if isinstance(value, list):
+            value[:] = [_apart(v, memo) if isinstance(v, FunctionType) else v for v in value]
+        elif isinstance(value, FunctionType):
+            setattr(scheduler, name, _apart(value, memo))
+    for inner in getattr(scheduler, "_schedulers", ()):
+        _own_functions(inner, memo)
+
+
+def _apart(value: Any, memo: dict[int, Any]) -> Any:
+    """A copy of a function and of the plain values in its reach, which deepcopy would share."""
+    if not isinstance(value, FunctionType):
+        # Anything may be in reach, a whole model too.
+        return copy.deepcopy(value, memo) if isinstance(value, (list, dict, set)) else value
+    if id(value) not in memo:
+        theirs = value.__closure__ or ()
+        cells = tuple(memo.setdefault(id(cell), CellType()) for cell in theirs)
+        defaults = value.__defaults__ and tuple(_apart(v, memo) for v in value.__defaults__)
+        own = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells)
+        own.__kwdefaults__ = value.__kwdefaults__
+        memo[id(value)] = own
+        for cell, cell_of_theirs in zip(cells, theirs, strict=True):
+            cell.cell_contents = _apart(cell_of_theirs.cell_contents, memo)
+    return memo[id(value)]
+
+
+def _plateau(trainer: Trainer, peaks: list[float], rest: Remaining) -> str | None:
+    """Whether a scheduler that waits for a plateau can still lower a rate noticeably in time."""
     groups = [group for o in trainer.optimizers for group in o.param_groups]
     peak_of = {id(group): peak for group, peak in zip(groups, peaks, strict=True)}
     for config in trainer.lr_scheduler_configs:
-        if not config.reduce_on_plateau:
-            continue
         scheduler: Any = config.scheduler
+        if not config.reduce_on_plateau or not _in_time(trainer, config, rest):
+            continue
         for group, lowest in zip(scheduler.optimizer.param_groups, scheduler.min_lrs, strict=False):
             now = float(group["lr"])
             peak, noticed = peak_of.get(id(group), now), now - scheduler.eps
@@ -221,3 +266,16 @@ def _plateau(trainer: Trainer, peaks: list[float]) -> str | None:
             ):
                 return f"{type(scheduler).__name__} may still lower the learning rate"
     return None
+
+
+def _in_time(trainer: Trainer, config: Any, rest: Remaining) -> bool:
+    """Whether a scheduler can lose patience before the run ends."""
+    scheduler, left, every = config.scheduler, rest.epochs, config.frequency
+    until = -(trainer.current_epoch + 1) % every  # epochs, until it is asked the next time
+    if config.interval == "step":
+        accumulated = trainer.accumulate_grad_batches
+        left, until, every = rest.steps, 0, math.lcm(every, accumulated) // accumulated
+    needed = scheduler.patience - scheduler.num_bad_epochs + scheduler.cooldown_counter
+    needed += math.isinf(scheduler.best)  # what is first is the best so far
+    # Where it is due now, it is asked right after this evaluation.
+    return not math.isfinite(left) or until + needed * every < whole(left)

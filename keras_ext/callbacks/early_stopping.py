@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -56,7 +55,8 @@ class PredictiveEarlyStopping(DecidingCallback):
             takes `"loss"` where there is one.
         start_from_epoch: Epochs to let pass before stopping is considered. Default: 0.
         wait_for_schedule: Whether to go on while the learning rate still rises or is about to
-            drop. Default: True.
+            drop. To know, it asks `LearningRateScheduler` functions ahead: what such a function
+            does to global variables happens more often. Default: True.
         restore_best: Whether to give the model the weights of its best evaluation when the fit
             ends, stopped or not. The optimizer stays as it is. Default: False.
         log_forecast: Whether to put `<monitor>_p_improve` and `<monitor>_expected_best` into
@@ -229,12 +229,14 @@ class PredictiveEarlyStopping(DecidingCallback):
         evaluations.epochs.append(epoch)
         evaluations.rates.append(rate)
         left = 0 if epochs is None else max(0, epochs - 1 - epoch)
+        early = epoch < self.start_from_epoch
         decision = self._rule.update(
             value,
             train_value,
             evaluations.planned(epochs),
-            self._hold(epoch),
-            f"{left} epoch{'s' * (left > 1)}" if left else None,
+            hold=f"start_from_epoch is {self.start_from_epoch}" if early else None,
+            wait=self._wait(epoch),
+            left=f"{left} epoch{'s' * (left > 1)}" if left else None,
         )
         self.forecast_ = decision.forecast
         if decision.improved:
@@ -242,11 +244,14 @@ class PredictiveEarlyStopping(DecidingCallback):
             if self.restore_best:
                 self._best_weights = self.model.get_weights()
         self._tell(epoch, decision, left)
+        evaluations.held.append(decision.held)
         return decision
 
     def _tell(self, epoch: int, decision: StopDecision, left: int) -> None:
         known = decision.forecast
-        numbers: dict[str, float] = {"epoch": epoch, "saved": left} if left else {"epoch": epoch}
+        numbers: dict[str, float] = {"epoch": epoch}
+        if left:
+            numbers["saved"] = left
         if known is not None:
             numbers["p_improve"] = known.p_improve
             numbers["expected_improvement"] = known.expected_improvement
@@ -254,10 +259,8 @@ class PredictiveEarlyStopping(DecidingCallback):
         actions = {d.action for d in self.decisions_}
         if known is not None and not known.in_distribution and "fall back" not in actions:
             self._record("fall back", reason, numbers)
-        if decision.held:
-            told = {_kind(d.reason) for d in self.decisions_ if d.action == "hold"}
-            if _kind(reason) not in told:
-                self._record("hold", reason, numbers)
+        if decision.held and decision.held not in self._evaluations.held:
+            self._record("hold", reason, numbers)
         if decision.stop:
             self.stopped_epoch_, self.reason_ = epoch, reason
             self.model.stop_training = True
@@ -278,9 +281,7 @@ class PredictiveEarlyStopping(DecidingCallback):
     def _epochs(self) -> int | None:
         return (self.params or {}).get("epochs")
 
-    def _hold(self, epoch: int) -> str | None:
-        if epoch < self.start_from_epoch:
-            return f"start_from_epoch is {self.start_from_epoch}"
+    def _wait(self, epoch: int) -> str | None:
         if not self.wait_for_schedule:
             return None
         evaluations = self._evaluations
@@ -362,8 +363,3 @@ class PredictiveEarlyStopping(DecidingCallback):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_rates": RateWatch(), "_best_weights": None}
-
-
-def _kind(reason: str) -> str:
-    """Why a stop was put off; a drop that comes nearer is the same reason, however far away."""
-    return re.split("[0-9]", reason.rpartition("held, as ")[2])[0]

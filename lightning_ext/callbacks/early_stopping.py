@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-import re
+import inspect
+import math
 from dataclasses import asdict
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from lightning_ext._best_weights import copy_of_weights, require_whole_model
 from lightning_ext._compat import (
@@ -17,13 +18,25 @@ from lightning_ext._compat import (
     rank_zero_info,
     rank_zero_warn,
 )
-from lightning_ext._metrics import MeanLoss, mean_over_ranks, metric, on_any_rank, require_logged
-from lightning_ext._progress import Position, Remaining, limits, remaining
+from lightning_ext._metrics import logged_at, on_any_rank
+from lightning_ext._monitor import Monitor
+from lightning_ext._progress import (
+    Position,
+    Remaining,
+    by_epochs,
+    fitting,
+    limits,
+    once_an_epoch,
+    remaining,
+)
 from lightning_ext._schedule import RateSchedule
 from lightning_ext.callbacks._base import DecidingCallback
 from strategies.early_stopping import Forecast, PredictiveStopping, StopDecision
 from strategies.early_stopping.arguments import check_arguments
 from strategies.early_stopping.modes import mode_of
+
+# What tells instances on the same metric apart; the rest of the arguments decides nothing.
+_NOT_IN_KEY = ("monitor", "mode", "preset", "restore_best", "log_forecast", "verbose")
 
 
 class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
@@ -35,13 +48,16 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
     needed on a curve that is done, and does not stop on one that is merely noisy, or just before
     a scheduled drop of the learning rate.
 
-    A curve that looks like none in the training set is judged by `patience`. Every rank decides
-    alike. Nothing is latched: `min_epochs` and `min_steps` are kept, and a resumed run decides as
-    an uninterrupted one. With several in one trainer, the first that stops ends the run.
+    It stops when too little gain is to be expected, when `target` has become unlikely, when the
+    metric does not change any more, and when it was NaN three times in a row; a curve that looks
+    like none in the training set is judged by `patience`. Every rank decides alike. Nothing is
+    latched: `min_epochs` and `min_steps` are kept, and a resumed run decides as an uninterrupted
+    one, unless its checkpoint was written upon an exception on several ranks. With several in one
+    trainer, the first that stops ends the run.
 
     Args:
         monitor: The metric, as logged in validation or, if it is not found there, at the end of
-            the training epoch.
+            the training epoch. Where it is not logged, there is no evaluation.
         mode: `"min"`, `"max"`, or `"auto"` to go by the name. Default: `"auto"`.
         preset: `"safe"`, `"balanced"` or `"fast"`: what the time saved is worth. Default:
             `"balanced"`.
@@ -57,10 +73,11 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
         train_monitor: Logged training loss to look at beside the metric. Default: None, the mean
             of what `training_step` returned since the evaluation before.
         start_from_epoch: Epochs to let pass before stopping is considered. Default: 0.
-        wait_for_schedule: Whether not to stop while the learning rate warms up or before it drops.
-            Default: True.
+        wait_for_schedule: Whether not to stop while the learning rate warms up or before it drops,
+            unless the run has diverged. Default: True.
         restore_best: Whether to end with the weights of the best evaluation. They are kept in host
-            memory and in checkpoints, which grow by the size of the model. Default: False.
+            memory and in checkpoints, which grow by the size of the model. Not beside a callback
+            that averages weights (SWA, EMA). Default: False.
         log_forecast: Whether to log `"<monitor>_p_improve"` and `"<monitor>_expected_best"`.
             Default: False.
         verbose: Whether to print why the run stops. Default: True.
@@ -77,7 +94,7 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: An argument is out of its range, `mode="auto"` cannot tell, the metric is not
-            logged, or `restore_best` is used with a sharded model.
+            logged, or `restore_best` is used with a sharded model or averaged weights.
 
     Example:
         >>> from lightning_ext import PredictiveEarlyStopping
@@ -85,6 +102,8 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
         >>> stopping = PredictiveEarlyStopping("val_loss", preset="safe")
         >>> trainer = Trainer(callbacks=[stopping], logger=False, accelerator="cpu", max_epochs=100)
     """
+
+    min_delta = 0.0  # for those who read it, as the other attributes of Lightning's own
 
     def __init__(
         self,
@@ -120,24 +139,27 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
         self._forget()
 
     def _forget(self) -> None:
-        self.stopped_epoch = 0  # what reads it of Lightning's own finds it here
+        self.stopped_epoch = self.wait_count = 0
         self.stopped_epoch_: int | None = None
         self.reason_: str | None = None
         self.best_: float | None = None
         self.best_epoch_: int | None = None
         self.forecast_: Forecast | None = None
         self._schedule = RateSchedule()
+        self._monitor = Monitor(self.monitor, self.train_monitor)
         self._begun: Position | None = None
-        self._source = ""  # where the metric is logged: "validation" or "training"
-        self._validated = False
-        self._pending: float | None = None  # of a validation, until its epoch ends
-        self._validating = False
-        self._before_epoch: Tensor | None = None
-        self._before_validation: Tensor | None = None
-        self._loss = MeanLoss()
+        self._first: Position | None = None  # evaluation
         self._told: list[str] = []
         self._best_step = 0
         self._best_weights: dict[str, Any] = {}
+        self._show_best()
+
+    def _show_best(self) -> None:
+        """Set what Lightning's own has, and others may read."""
+        values, worst = self._rule.values, math.inf if self._rule.mode == "min" else -math.inf
+        self.best_score = torch.tensor(worst if self.best_ is None else self.best_)
+        found = -1 if self.best_ is None else values.index(self.best_)
+        self.wait_count = len(values) - 1 - found
 
     def reset(self) -> None:
         super().reset()
@@ -146,8 +168,16 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
 
     @property
     def state_key(self) -> str:
-        parts = {"monitor": self.monitor, "mode": self._rule.mode, "preset": self.preset}
+        parts: dict[str, Any] = {"monitor": self.monitor, "mode": self._rule.mode}
+        parts["preset"] = self.preset
+        for p in inspect.signature(PredictiveEarlyStopping).parameters.values():
+            if p.name not in _NOT_IN_KEY and getattr(self, p.name) != p.default:
+                parts[p.name] = getattr(self, p.name)
         return f"{type(self).__qualname__}{parts}"
+
+    @property
+    def monitor_op(self) -> Any:
+        return self.mode_dict[self._rule.mode]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -160,12 +190,13 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._begun is None:
             self._begun = Position.of(trainer, epoch_over=True)
-        if self._pending is not None and not _once_an_epoch(trainer):
-            mean, self._pending = self._pending, None  # saved before it was taken in
-            self._evaluate(trainer, pl_module, mean, epoch_over=False)
+        self._monitor.train_starts(trainer)
+        if self._monitor.pending is not None and not once_an_epoch(trainer):
+            # It was saved before it was taken in.
+            self._evaluate(trainer, pl_module, self._monitor.pending, epoch_over=False)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._before_epoch = trainer.callback_metrics.get(self.monitor)
+        self._monitor.starts(trainer, "training")
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -175,79 +206,77 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.train_monitor is None:
-            self._loss.add(trainer, outputs)
+        self._monitor.batch_ends(trainer, outputs)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validating = _fitting(trainer)
-        if self._validating:
-            self._before_validation = trainer.callback_metrics.get(self.monitor)
+        if fitting(trainer):
+            self._monitor.starts(trainer, "validation")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validating = False
-        if not _fitting(trainer) or self._source == "training":
+        if not fitting(trainer) or self._monitor.source == "training":
             return
-        self._validated = True
-        value = metric(trainer, self.monitor, self._before_validation)
-        if not self._source and on_any_rank(trainer, value is None):
-            # It may be one of the training epoch, unless epochs are nothing to go by.
-            if trainer.check_val_every_n_epoch is None:
-                require_logged(trainer, self.monitor)
-            return
-        self._source = "validation"
-        mean = self._known(trainer, value)
-        if _once_an_epoch(trainer):
-            # What the epoch logs counts too; until it ends, a checkpoint knows of the evaluation.
-            self._pending = mean
-            self._loss = MeanLoss(mean_over_ranks(trainer, self._train_value(trainer)), 1)
-        else:
-            self._evaluate(trainer, pl_module, mean, epoch_over=False)
+        value = self._monitor.validation_ends(trainer)
+        if value is not None and once_an_epoch(trainer):
+            self._monitor.wait_for_epoch(trainer, value)
+        elif value is not None:
+            self._evaluate(trainer, pl_module, value, epoch_over=False)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not _fitting(trainer):
+        if not fitting(trainer):
             return
-        if self._pending is not None:
-            mean, self._pending = self._pending, None
-            self._evaluate(trainer, pl_module, mean, epoch_over=True)
-        elif self._source != "validation":
-            value = metric(trainer, self.monitor, self._before_epoch)
-            if not self._source and on_any_rank(trainer, value is None):
-                if self._validated or not trainer.enable_validation:
-                    require_logged(trainer, self.monitor)
-                return
-            self._source = "training"
-            self._evaluate(trainer, pl_module, self._known(trainer, value), epoch_over=True)
+        value = self._monitor.pending
+        if self._monitor.source != "validation":
+            value = self._monitor.epoch_ends(trainer)
+        if value is not None:
+            self._evaluate(trainer, pl_module, value, epoch_over=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._best_weights and self._best_step != trainer.global_step:
-            pl_module.load_state_dict(self._best_weights, strict=pl_module.strict_loading)
-            best = self.best_epoch_ or 0
-            reason = f"epoch {best + 1}: its weights are the best"
-            self.record(trainer, "restore", reason, epoch=best)
+        if not self.restore_best or self.best_epoch_ is None:
+            return
+        best = self.best_epoch_
+        if self._best_step == trainer.global_step:
+            return
+        if not self._best_weights:
+            rank_zero_warn(
+                f"{type(self).__name__}: the model keeps its last weights, as those of the best "
+                f"epoch, {best + 1}, come from a run without restore_best=True"
+            )
+            return
+        pl_module.load_state_dict(self._best_weights, strict=pl_module.strict_loading)
+        self.record(trainer, "restore", f"epoch {best + 1}: its weights are the best", epoch=best)
 
     def _evaluate(
         self, trainer: Trainer, pl_module: LightningModule, value: float, epoch_over: bool
     ) -> None:
         """Put one evaluation before the rule, and do what it says."""
         now, done = Position.of(trainer, epoch_over), len(self._rule.values) + 1
-        whole = trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch is not None
-        unit = "epoch" if whole or self._source == "training" else "step"
-        rest = remaining(self._begun or now, now, limits(trainer), done, unit)
-        train = mean_over_ranks(trainer, self._train_value(trainer))
-        hold = self._hold(trainer, now, done if rest.evaluations is None else rest.evaluations)
+        monitor, at_epoch_end = self._monitor, self._monitor.source == "training"
+        unit = "epoch" if at_epoch_end or by_epochs(trainer) else "step"
+        since, times = self._begun or now, done
+        if self._first and not math.isnan(self._first.epochs):
+            since, times = self._first, done - 1  # the metric has a rhythm of its own
+        rest = remaining(since, now, limits(trainer), times, unit)
+        every = monitor.chances if self._first else 1
+        self._first, monitor.pending = self._first or now, None
+        train = monitor.train_value(trainer, epoch_over)
         budget = None if rest.evaluations is None else done + rest.evaluations
-        decision = self._rule.update(value, train, budget, hold, rest.text)
-        self._loss, self.forecast_ = MeanLoss(), decision.forecast
+        wait = None
+        if self.wait_for_schedule:
+            wait = self._schedule.reason_to_wait(trainer, rest, at_epoch_end, every)
+        hold = self._hold(trainer, now)
+        decision = self._rule.update(value, train, budget, hold, wait, rest.text)
+        self.forecast_ = decision.forecast
         if decision.improved:
             self._keep_best(trainer, pl_module, value)
+        self._show_best()
         stop = on_any_rank(trainer, decision.stop)
         if stop:
             trainer.should_stop = True
             self.stopped_epoch = self.stopped_epoch_ = trainer.current_epoch
-        self._explain(trainer, decision, stop, rest)
+        self._explain(trainer, decision, stop, rest, logged_at(trainer, epoch_over))
 
-    def _hold(self, trainer: Trainer, now: Position, left: int) -> str | None:
-        """Why not to stop yet."""
+    def _hold(self, trainer: Trainer, now: Position) -> str | None:
+        """Why not to stop yet, whatever happens."""
         if trainer.current_epoch < self.start_from_epoch:
             return f"start_from_epoch is {self.start_from_epoch}"
         # Lightning would remember a wish to stop until these are met.
@@ -255,8 +284,6 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
             return f"min_epochs is {trainer.min_epochs}"
         if now.steps < (trainer.min_steps or 0):
             return f"min_steps is {trainer.min_steps}"
-        if self.wait_for_schedule:
-            return self._schedule.reason_to_wait(trainer, left, self._source == "training")
         return None
 
     def _keep_best(self, trainer: Trainer, pl_module: LightningModule, value: float) -> None:
@@ -268,11 +295,7 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
     # What people get to see of it.
 
     def _explain(
-        self,
-        trainer: Trainer,
-        decision: StopDecision,
-        stop: bool,
-        rest: Remaining,
+        self, trainer: Trainer, decision: StopDecision, stop: bool, rest: Remaining, step: int
     ) -> None:
         reason, seen = f"{rest.when}: {decision.reason}", decision.forecast
         numbers: dict[str, float] = {"epoch": trainer.current_epoch}
@@ -281,12 +304,10 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
         if seen is not None:
             numbers["p_improve"] = seen.p_improve
             numbers["expected_improvement"] = seen.expected_improvement
-            self._log_forecast(trainer, seen, decision)
-        if seen is not None and not seen.in_distribution and self._first("fall back"):
+            self._log_forecast(trainer, seen, decision, step)
+        if seen is not None and not seen.in_distribution and self._new("fall back"):
             self.record(trainer, "fall back", reason, **numbers)
-        # A drop that comes nearer is the same reason, however far away it is.
-        why = re.split("[0-9]", decision.reason.rpartition("held, as ")[2])[0]
-        if decision.held and self._first(f"hold: {why}"):
+        if decision.held and self._new(f"hold: {decision.held}"):
             self.record(trainer, "hold", reason, **numbers)
         if stop:
             self.reason_ = reason
@@ -299,34 +320,20 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
                 "to EarlyStopping"
             )
 
-    def _log_forecast(self, trainer: Trainer, seen: Forecast, decision: StopDecision) -> None:
+    def _log_forecast(
+        self, trainer: Trainer, seen: Forecast, decision: StopDecision, step: int
+    ) -> None:
         named = {"p_improve": seen.p_improve, "expected_best": decision.expected_best}
         metrics = {f"{self.monitor}_{name}": value for name, value in named.items()}
         metrics["epoch"] = trainer.current_epoch
         for logger in trainer.loggers if self.log_forecast else ():
-            logger.log_metrics(metrics, step=trainer.global_step)
+            logger.log_metrics(metrics, step=step)
 
-    def _first(self, what: str) -> bool:
+    def _new(self, what: str) -> bool:
         """Whether this is the first time in the run."""
         first = what not in self._told
         self._told += [what] * first
         return first
-
-    # Where the numbers come from.
-
-    def _known(self, trainer: Trainer, value: Tensor | None) -> float:
-        """The mean over ranks of a metric that was logged before."""
-        if value is None and self._first("missing"):
-            rank_zero_warn(
-                f"{type(self).__name__}: {self.monitor!r} is not logged in every {self._source}; "
-                "such evaluations count as missing"
-            )
-        return mean_over_ranks(trainer, value)
-
-    def _train_value(self, trainer: Trainer) -> Any:
-        if self.train_monitor is None:
-            return self._loss.value
-        return trainer.callback_metrics.get(self.train_monitor)
 
     # Checkpoints.
 
@@ -335,10 +342,8 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
             **super().state_dict(),
             "rule": self._rule.state_dict(),
             "rates": self._schedule.state_dict(),
-            "begun": self._begun and asdict(self._begun),
-            "source": self._source,
-            "pending": self._pending,
-            "loss": self._loss.state_dict(),
+            "begun": [p and asdict(p) for p in (self._begun, self._first)],
+            "monitor": self._monitor.state_dict(),
             "told": list(self._told),
             "best": [self.best_, self.best_epoch_, self._best_step],
             "weights": self._best_weights,
@@ -348,22 +353,18 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
         super().load_state_dict(state_dict)
         self._rule.load_state_dict(state_dict["rule"])
         self._schedule.load_state_dict(state_dict["rates"])
-        self._begun = state_dict["begun"] and Position(**state_dict["begun"])
-        self._source, self._pending = state_dict["source"], state_dict["pending"]
-        self._loss, self._told = MeanLoss(*state_dict["loss"]), list(state_dict["told"])
+        self._begun, self._first = (p and Position(**p) for p in state_dict["begun"])
+        self._monitor.load_state_dict(state_dict["monitor"])
+        self._told = list(state_dict["told"])
         self.best_, self.best_epoch_, self._best_step = state_dict["best"]
         self._best_weights = dict(state_dict["weights"]) if self.restore_best else {}
+        self._show_best()
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        # Another callback saves as a validation ends, before this one's turn: a resumed run does
-        # not repeat that validation.
-        if self._validating and self._source != "training":
-            value = metric(trainer, self.monitor, self._before_validation)
-            if value is not None:
-                state = checkpoint["callbacks"][self.state_key]
-                state.update(pending=float(value), source="validation")
+        state = checkpoint["callbacks"][self.state_key]
+        state["monitor"] = self._monitor.state_of_ranks(trainer)
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -374,15 +375,3 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
         other = next((key for key in states if str(key).startswith(mine)), None)
         if other is not None and self.state_key not in states:
             self.load_state_dict(copy.deepcopy(states[other]))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_before_epoch": None, "_before_validation": None}
-
-
-def _fitting(trainer: Trainer) -> bool:
-    idle = trainer.sanity_checking or getattr(trainer, "fast_dev_run", False)
-    return trainer.state.fn == "fit" and not idle
-
-
-def _once_an_epoch(trainer: Trainer) -> bool:
-    return trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch == 1

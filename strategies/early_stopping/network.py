@@ -16,7 +16,7 @@ from strategies.early_stopping.history import Array
 FORMAT = 1
 WEIGHTS = Path(__file__).with_name("weights.npz")
 
-LIMIT = 4.0
+LIMIT = 4.0  # so that one feature far out cannot outweigh all others
 
 
 @dataclass(frozen=True)

@@ -161,19 +161,22 @@ class PredictiveStopping:
 
     def judge(self, view: View, y: Array) -> Verdict:
         """What speaks for stopping at the moments of a view of the curve `y`, all at once."""
-        at = view.at
-        mixed = view.probabilities
         network = view.network
         if self.min_improvement is None:
             enough = view.odds(network.prices[self.preset]) > 0
         else:
-            enough = mixed @ network.middles < self.min_improvement
+            enough = view.probabilities @ network.middles < self.min_improvement
+        return self.verdict(view, y, enough)
+
+    def verdict(self, view: View, y: Array, enough: NDArray[np.bool_]) -> Verdict:
+        """The verdict where the network has had `enough` at some moments."""
+        at = view.at
         open_ = ~(view.budget <= at)  # an unknown budget is open
-        flat = np.fmax.accumulate(np.where(np.isfinite(y), y, -np.inf))
+        best = np.fmax.accumulate(np.where(np.isfinite(y), y, -np.inf))[at - 1]
         since = at - 1 - view.curve.best_at[at - 1]
         return Verdict(
             diverged=open_ & _lost(y)[at - 1],
-            target=open_ & view.trusted & self._hopeless(view, flat[at - 1]),
+            target=open_ & view.trusted & self._hopeless(view, best),
             gain=open_ & view.trusted & enough,
             flat=open_ & view.unchanged(self.patience),
             patience=open_ & ~view.trusted & (since >= self.patience) & (at >= MINIMUM),

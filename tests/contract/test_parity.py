@@ -95,7 +95,9 @@ CURVES = {
     "flat": [1.0, 0.5, 0.3] + [0.25] * (EPOCHS - 3),
     "noisy": [float(0.3 + 0.7 * 0.8**k + _NOISE[k]) for k in range(EPOCHS)],
     "rises": [0.1 + 0.01 * k for k in range(EPOCHS)],
-    "lost": [1.0, 0.7, 0.6] + [float("nan")] * (EPOCHS - 3),
+    "lost": [1.0, 0.7, 0.6] + [math.nan] * (EPOCHS - 3),
+    "found": [math.inf] * 3 + [1 / (1 + k) for k in range(EPOCHS - 3)],
+    "constant": [0.5] * EPOCHS,
 }
 
 
@@ -178,6 +180,15 @@ def test_early_stopping_decides_alike(options: dict[str, Any], curve: str) -> No
     assert said(ours) == said(theirs)
     if curve == "lost" and "start_from_epoch" not in options:
         assert ours.stopped_epoch_ in range(2, 6)
+    if curve == "found":
+        assert (ours.stopped_epoch_ == 2) == ("start_from_epoch" not in options)
+
+
+def test_early_stopping_holds_a_lost_run_only_at_the_start() -> None:
+    for options, at in (({}, 2), ({"start_from_epoch": 5}, 5)):
+        ours, theirs = stopped_in_both([math.nan] * EPOCHS, RATES["drop"], **options)
+        assert said(ours) == said(theirs)
+        assert ours.stopped_epoch_ == at
 
 
 @pytest.mark.filterwarnings("ignore:PredictiveEarlyStopping.*patience:UserWarning")

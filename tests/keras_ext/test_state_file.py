@@ -29,7 +29,7 @@ def test_weights_of_the_last_two_best_epochs_stay(tmp_path: Path) -> None:
     for epoch in (0, 1, 4):
         file.write_weights(epoch, [np.full(3, epoch, "float32"), np.array(epoch, "int32")])
         file.write({})
-    assert names(tmp_path) == ["state.best-1.npz", "state.best-4.npz", "state.json"]
+    assert names(tmp_path) == ["state.json", "state.json.best-1.npz", "state.json.best-4.npz"]
     like = [np.zeros(3, "float32"), np.zeros((), "int32")]
     again = StateFile(str(tmp_path / "state.json"))
     again.read()
@@ -39,10 +39,27 @@ def test_weights_of_the_last_two_best_epochs_stay(tmp_path: Path) -> None:
         assert (vector.tolist(), number.item()) == ([epoch] * 3, epoch)
     again.write_weights(2, like)  # the fit went back to epoch 2
     again.write({})
-    assert names(tmp_path) == ["state.best-1.npz", "state.best-2.npz", "state.json"]
+    assert names(tmp_path) == ["state.json", "state.json.best-1.npz", "state.json.best-2.npz"]
     again.clear()
     again.write({})
     assert names(tmp_path) == ["state.json"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("run.loss", "run.acc"), ("es_0.5", "es_0.9"), ("a", "a.best-0"), ("[a]", "a"), ("*", "a")],
+)
+def test_two_files_side_by_side(tmp_path: Path, one: str, other: str) -> None:
+    files = [StateFile(str(tmp_path / name)) for name in (one, other)]
+    for value, file in enumerate(files):
+        file.write_weights(3, [np.array(value)])
+    for file in files * 2:
+        file.write({})
+    for value, file in enumerate(files):
+        (kept,) = file.read_weights(3, [np.array(0)]) or []
+        assert kept == value
+    expected = [name + end for name in (one, other) for end in ("", ".best-3.npz")]
+    assert names(tmp_path) == sorted(expected)
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.optim import lr_scheduler as S
 
 from lightning_ext import PredictiveEarlyStopping
 from strategies.early_stopping import PredictiveStopping, StopDecision
 from tests.lightning_ext.helpers import Module, loader, trainer
 
 BATCHES = 6  # in an epoch of `loader()`
+
+NEVER: dict[str, Any] = {"min_improvement": 0.0}  # some improvement is always expected
 
 Curve = Callable[[int], float | None]  # of optimizer steps
 
@@ -67,6 +70,7 @@ class Asked:
     train_value: float
     budget: int | None
     hold: str | None
+    wait: str | None
     left: str | None
     decision: StopDecision
 
@@ -94,3 +98,19 @@ def follow(*callbacks: Any, module: Any = None, ckpt: str | None = None, **optio
     t = trainer(*callbacks, **{"max_epochs": 30, **options})
     t.fit(module, loader(), loader(48), ckpt_path=ckpt)
     return t
+
+
+def actions(callback: PredictiveEarlyStopping) -> list[str]:
+    return [decision.action for decision in callback.decisions_]
+
+
+def scheduled(scheduler: Any) -> Any:
+    def make(module: Any) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        return [optimizer], [scheduler(optimizer)]
+
+    return make
+
+
+def drops_at(epoch: int) -> Any:
+    return scheduled(lambda optimizer: S.MultiStepLR(optimizer, [epoch]))

@@ -41,3 +41,8 @@ def test_ranks_stop_together_by_the_mean_of_their_metrics(tmp_path: Path) -> Non
     assert ranks[0]["values"]["values"] == pytest.approx([flat(step) for step in steps])
     assert ranks[0]["step"] == steps[-1] < 90
     assert [action for _, action, _ in ranks[0]["decisions"]] == ["stop"]
+    straight, *resumed = ranks[0]["resumed"]
+    assert len(straight["train_values"]) == 5
+    for values in resumed:
+        for name in ("values", "train_values"):
+            assert values[name] == pytest.approx(straight[name], rel=1e-6), name

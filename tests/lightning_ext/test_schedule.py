@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import math
+import random
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, seed_everything
 from torch.optim import lr_scheduler as S
 
+from lightning_ext._progress import Remaining
 from lightning_ext._schedule import RateSchedule, rates_ahead, rates_now
-from tests.lightning_ext.curves import Follows, falling, follow
+from tests.lightning_ext.curves import BATCHES, Follows, falling, follow
 
 STEPS = 60  # in ten epochs
 
@@ -129,6 +133,42 @@ def test_a_method_of_the_module() -> None:
     assert_foreseen(callback)
 
 
+def counting(o: Any) -> Any:
+    """Rules that count how often they are asked, in all the places where a function can count."""
+    seen, calls = [0], 0
+
+    def in_a_list(step: int) -> float:
+        seen[0] += 1
+        return 1 / (1 + seen[0])
+
+    def in_a_cell(step: int, told: list[int] = []) -> float:  # noqa: B006
+        nonlocal calls
+        calls += 1
+        told.append(step)
+        return 1 / (1 + calls + len(told) + seen[0])
+
+    def drawn(step: int) -> float:
+        return random.random() + np.random.rand() + float(torch.rand(()))
+
+    inner = [S.LambdaLR(o, f) for f in ([in_a_list, in_a_cell], drawn)]
+    return S.SequentialLR(o, inner, [4])
+
+
+def test_what_rules_count_and_draw_is_put_back() -> None:
+    class DoesNotAsk(Foresees):
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            self.begun = True
+
+    came = []
+    for callback in (DoesNotAsk(), Foresees()):
+        seed_everything(1, verbose=False)
+        make = partial(two_groups, scheduler=counting, interval="epoch")
+        follow(callback, module=Follows(falling, make), max_epochs=8)
+        came.append(callback.came)
+    assert came[0] == came[1]
+    assert callback.foreseen[0][:3] == came[0][1:4]
+
+
 class StepsItself(Follows):
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         scheduler.step()
@@ -169,23 +209,24 @@ class Waits(Callback):
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         left = 9 - trainer.current_epoch
-        self.reasons.append(self.schedule.reason_to_wait(trainer, left, at_epoch_end=False))
+        rest = Remaining(left, left, 0, "epoch", left, left * BATCHES)
+        self.reasons.append(self.schedule.reason_to_wait(trainer, rest, at_epoch_end=False))
 
 
-def reasons(scheduler: Any, **options: Any) -> list[str | None]:
+def reasons(scheduler: Any, *callbacks: Any, **options: Any) -> list[str | None]:
     def make(module: Any) -> Any:
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         config = {"scheduler": scheduler(optimizer), "monitor": "val_loss", **options}
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     callback = Waits()
-    follow(callback, module=Follows(lambda step: 1.0, make), max_epochs=10)
+    follow(callback, *callbacks, module=Follows(lambda step: 1.0, make), max_epochs=10)
     return callback.reasons
 
 
 def test_a_drop_is_waited_for_until_training_has_begun_with_it() -> None:
-    words = [f"the learning rate drops in {n} evaluation{'s' * (n > 1)}" for n in (4, 3, 2, 1)]
-    assert reasons(lambda o: S.MultiStepLR(o, [4])) == [*words, *[None] * 6]
+    words = "the learning rate is still to drop"
+    assert reasons(lambda o: S.MultiStepLR(o, [4])) == [*[words] * 4, *[None] * 6]
 
 
 @pytest.mark.parametrize(
@@ -213,6 +254,35 @@ def test_plateau_is_waited_for_while_it_can_still_lower_the_rate() -> None:
     assert known == sorted(known, reverse=True)
     assert told[0] == "ReduceLROnPlateau may still lower the learning rate"
     assert known.count(True) == 7
+
+
+def lowers(**options: Any) -> tuple[list[bool], list[float]]:
+    """Whether a plateau was waited for after each epoch, and the rate of each batch."""
+    rates: list[float] = []
+
+    class Rates(Callback):
+        def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+            rates.append(rates_now(trainer)[0])
+
+    plateau = {k: options.pop(k) for k in ("patience", "cooldown") if k in options}
+    make = lambda o: S.ReduceLROnPlateau(o, min_lr=0.01, **plateau)  # noqa: E731
+    known = [reason is not None for reason in reasons(make, Rates(), strict=False, **options)]
+    return known, rates
+
+
+# No metric before the first validation.
+@pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned on metric:RuntimeWarning")
+@pytest.mark.parametrize("interval", ["epoch", "step"])
+@pytest.mark.parametrize("frequency", [1, 2, 3])
+@pytest.mark.parametrize("patience", [0, 1, 2, 3, 4, 7, 8, 9, 20, 27, 28, 29, 50])
+def test_a_plateau_is_waited_for_as_long_as_its_patience_fits(
+    patience: int, frequency: int, interval: str
+) -> None:
+    known, rates = lowers(patience=patience, frequency=frequency, interval=interval)
+    # The metric never gets better, so what is foreseen is what comes.
+    # The first epoch that begins with it; to end with it is no use.
+    dropped = next((math.ceil(i / BATCHES) for i, rate in enumerate(rates) if rate < 0.1), 0)
+    assert known == [*(epoch < dropped for epoch in range(9)), False]
 
 
 def test_a_plateau_scheduler_that_is_done_is_not_waited_for() -> None:

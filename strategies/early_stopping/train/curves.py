@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -123,9 +123,7 @@ def _thinned(curve: LearningCurve) -> LearningCurve:
         return curve
     at = np.linspace(0, len(curve) - 1, _LONGEST).round().astype(int)
     train = None if curve.train is None else curve.train[at]
-    return LearningCurve(
-        curve.values[at], train, curve.kind, curve.group, curve.weight, curve.free, curve.metric
-    )
+    return replace(curve, values=curve.values[at], train=train)
 
 
 def _family(group: str) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from strategies.early_stopping.forecast import MINIMUM, View
 from strategies.early_stopping.history import Array
 from strategies.early_stopping.network import Network
+from strategies.early_stopping.rule import PredictiveStopping
 from strategies.early_stopping.train.curves import LearningCurve
 from strategies.early_stopping.train.fit import EDGES
 from strategies.early_stopping.train.folds import folds
@@ -26,22 +27,23 @@ REGRETS = {"safe": 0.002, "balanced": 0.008, "fast": 0.016}
 
 @dataclass(frozen=True)
 class Seen:
-    """What a network made of a curve.
+    """What a network, and the rule around it, made of a curve.
 
     Args:
         curve: The curve.
         at: Evaluations done at each moment.
-        odds: Log-odds of stopping, by price and moment.
+        odds: Log-odds of stopping, by price and moment, where the curve looks like those of the
+            training set; elsewhere minus infinity.
+        anyway: Where the rule stops at any price: the curve is flat, lost, or patience decides.
         probabilities: Of each bin of the improvement to come, by moment.
-        trusted: Where the curve looks like those of the training set.
         fold: Which fold the curve was tested in. Default: 0.
     """
 
     curve: LearningCurve
     at: NDArray[np.int64]
     odds: Array
+    anyway: NDArray[np.bool_]
     probabilities: Array
-    trusted: NDArray[np.bool_]
     fold: int = 0
 
     @classmethod
@@ -52,20 +54,23 @@ class Seen:
         losses = curve.train if train else None
         view = View.of(network, curve.values, losses, at, np.full(len(at), float(n)))
         odds = network.stopping(view.seen, PRICES).mean(axis=0)
-        return cls(curve, at, odds, view.probabilities, view.trusted, fold)
+        odds = np.where(view.trusted, odds, -np.inf)
+        anyway = PredictiveStopping("max").verdict(view, curve.values, np.zeros(len(at), bool)).stop
+        return cls(curve, at, odds, anyway, view.probabilities, fold)
 
     @property
     def stops(self) -> NDArray[np.int64]:
         """Evaluations made at each price."""
-        return first_stops(self.odds > 0, self.at, len(self.curve))
+        return first_stops((self.odds > 0) | self.anyway, self.at, len(self.curve))
 
     def stops_at(self, price: float) -> int:
         """Evaluations made at a price between those of `PRICES`."""
         where = np.interp(np.log(price), np.log(PRICES), np.arange(len(PRICES)))
         low, share = int(where), where % 1
         high = min(low + 1, len(PRICES) - 1)
-        odds = (1 - share) * self.odds[low] + share * self.odds[high]
-        return int(first_stops(odds[None] > 0, self.at, len(self.curve))[0])
+        with np.errstate(invalid="ignore"):  # no odds where the curve is not trusted
+            odds = (1 - share) * self.odds[low] + share * self.odds[high]
+        return int(first_stops((odds > 0)[None] | self.anyway, self.at, len(self.curve))[0])
 
     @property
     def improved(self) -> Array:
@@ -94,7 +99,6 @@ def cross_validated(
     train: Callable[[Sequence[LearningCurve]], Network],
     tested: Sequence[LearningCurve],
     others: Sequence[LearningCurve],
-    with_train: bool = False,
 ) -> Iterator[Seen]:
     """Each tested curve as seen by a network that was trained on other families.
 
@@ -102,12 +106,13 @@ def cross_validated(
         train: Makes a network of curves.
         tested: Curves to be judged on.
         others: Further curves to train on.
-        with_train: Whether the networks are shown the training loss. Default: False, for many
-            logs have none.
+
+    The networks are not shown the training loss, for many logs have none.
     """
     for i, fold in enumerate(folds(tested, others)):
-        network = train(fold.train)
-        yield from (Seen.of(network, curve, with_train, i) for curve in fold.test)
+        if fold.test:
+            network = train(fold.train)
+            yield from (Seen.of(network, curve, train=False, fold=i) for curve in fold.test)
 
 
 def preset_prices(seen: Sequence[Seen]) -> dict[str, float]:
@@ -127,16 +132,19 @@ def calibration(seen: Sequence[Seen]) -> tuple[float, float]:
 
     Args:
         seen: Curves as seen by a network that was not trained on them.
+    """
+    chance = np.concatenate([1 - s.probabilities[:, 0] for s in seen])
+    return platt(chance, np.concatenate([s.improved > NOTICEABLE for s in seen]))
+
+
+def platt(chance: Array, happened: NDArray[np.bool_]) -> tuple[float, float]:
+    """Slope and shift of the log-odds of some chances that fit best what happened.
+
+    By Newton's method, held near no change at all by what a few moments would say against it.
 
     Source:
         Platt, "Probabilistic outputs for support vector machines" (1999).
     """
-    chance = np.concatenate([1 - s.probabilities[:, 0] for s in seen])
-    return _platt(chance, np.concatenate([s.improved > NOTICEABLE for s in seen]))
-
-
-def _platt(chance: Array, happened: NDArray[np.bool_]) -> tuple[float, float]:
-    """Newton's method, held near no change at all by what a few moments would say against it."""
     chance = np.clip(chance, 1e-6, 1 - 1e-6)
     x = np.column_stack([np.log(chance / (1 - chance)), np.ones(len(chance))])
     unchanged = np.array([1.0, 0.0])

@@ -42,7 +42,11 @@ def read_folder(folder: Path) -> list[LearningCurve]:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; pass one that holds training runs")
     found = []
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    tables = {path.parent for path in files if path.suffix == ".csv"}
+    for file in files:
+        if _has_events(file) and file.parent in tables:
+            continue  # the same run, logged twice
         group = file.relative_to(folder).parts[0]
         found += list(curves_in(_lines(file), group))
     if not found:
@@ -105,7 +109,7 @@ def _lines(file: Path) -> Iterator[Line]:
         yield from _csv_lines(file)
     elif file.suffix == ".json":
         yield from _json_lines(file)
-    elif file.name.startswith("events.out.tfevents"):
+    elif _has_events(file):
         yield from _event_lines(file)
 
 
@@ -128,8 +132,15 @@ def _json_lines(file: Path) -> Iterator[Line]:
             yield _numbers({k: v[i] for k, v in columns.items() if i < len(v)})
 
 
+def _has_events(file: Path) -> bool:
+    return file.name.startswith("events.out.tfevents")
+
+
 def _event_lines(file: Path) -> Iterator[Line]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ModuleNotFoundError as error:
+        raise ImportError(f"to read {file}: pip install tensorboard") from error
 
     events = EventAccumulator(str(file), size_guidance={"scalars": 0})
     events.Reload()

@@ -40,8 +40,8 @@ def load_curves(path: Path) -> list[LearningCurve]:
     """
     with np.load(path, allow_pickle=False) as file:
         parts = {name: file[name] for name in file.files}
-    ends = np.cumsum(parts["length"])[:-1]
-    split = [np.split(parts[name].astype(np.float64), ends) for name in ("values", "train")]
+    ends = np.cumsum(parts["length"])
+    split = [np.split(parts[name].astype(np.float64), ends)[:-1] for name in ("values", "train")]
     texts = (parts[name].tolist() for name in ("kind", "group", "metric"))
     return [
         LearningCurve(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 
 from strategies.early_stopping.history import Array, oriented
 from strategies.early_stopping.network import Network
+from strategies.early_stopping.train import simulated, simulated_tasks
 from strategies.early_stopping.train.curves import LearningCurve, usable
 from strategies.early_stopping.train.evaluate import weights_of
 from strategies.early_stopping.train.fit import Recipe, fit
@@ -101,7 +103,7 @@ def simulated_curves(
         workers: Processes. Default: 1.
         keep: Folder in which to keep them for the next time. Default: None.
     """
-    file = None if keep is None else keep / f"simulated_{count}_{seed}.npz"
+    file = None if keep is None else keep / f"simulated_{count}_{seed}_{_generator()}.npz"
     if file is not None and file.exists():
         return load_curves(file)
     made = (_curve(run) for block in simulate(count, seed, workers) for run in block)
@@ -110,6 +112,12 @@ def simulated_curves(
         file.parent.mkdir(parents=True, exist_ok=True)
         save_curves(file, curves)
     return curves
+
+
+def _generator() -> str:
+    """Changes with the code that simulates, as the curves do."""
+    sources = (Path(module.__file__ or "").read_bytes() for module in (simulated, simulated_tasks))
+    return hashlib.sha256(b"".join(sources)).hexdigest()[:8]
 
 
 def _curve(run: Run) -> LearningCurve:

@@ -18,7 +18,7 @@ class EagerRule(PredictiveStopping):
     def judge(self, view: Any, y: Any) -> Verdict:
         never = np.zeros(len(view.at), bool)
         gain = ~(view.budget <= view.at) & (view.at >= 3)
-        return Verdict(diverged=never, target=never, gain=gain, patience=never)
+        return Verdict(diverged=never, target=never, gain=gain, flat=never, patience=never)
 
 
 @pytest.fixture

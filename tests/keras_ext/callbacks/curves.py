@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+from keras.optimizers import schedules
 
 from keras_ext import PredictiveEarlyStopping
 from strategies.decisions import Decision
-from tests.keras_ext.helpers import fit, network
+from tests.keras_ext.helpers import STEPS, fit, network
 
 FALLING = [1 / (1 + k) for k in range(30)]
 FLAT = [1.0, 0.5, 0.3] + [0.25] * 27
@@ -49,3 +50,13 @@ def shown(
 def without_falls(stopping: PredictiveEarlyStopping) -> list[Decision]:
     """Its decisions, whatever the shipped network makes of the curve."""
     return [d for d in stopping.decisions_ if d.action != "fall back"]
+
+
+def drops_at(epoch: int) -> Callable[[int, float], float]:
+    return lambda e, rate: 0.01 if e >= epoch else 0.1
+
+
+def piecewise(*epochs: int) -> Any:
+    """Drops by ten as these epochs begin; Keras counts a boundary to the rate before it."""
+    steps = [STEPS * epoch - 1 for epoch in epochs]
+    return schedules.PiecewiseConstantDecay(steps, [0.1 / 10**i for i in range(len(steps) + 1)])

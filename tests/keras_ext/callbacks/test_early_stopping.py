@@ -121,6 +121,27 @@ class TestDecisions:
         )
         assert (stopping.best_, stopping.best_epoch_) == (0.5, 1)
 
+    def test_a_run_that_finds_itself_after_a_start_without_numbers(self) -> None:
+        values = [math.inf] * 3 + FALLING
+        stopping = PredictiveEarlyStopping("val_loss", start_from_epoch=10, **NEVER)
+        assert len(shown(values, stopping, epochs=12).epoch) == 12
+        (held,) = without_falls(stopping)
+        assert held.reason.endswith("saves 9 epochs; held, as start_from_epoch is 10")
+        lost = PredictiveEarlyStopping("val_loss", start_from_epoch=10, **NEVER)
+        shown([math.inf] * 20, lost)
+        assert lost.stopped_epoch_ == 10
+
+    def test_no_schedule_holds_a_run_that_is_lost(self) -> None:
+        stopping = PredictiveEarlyStopping("val_loss")
+        drop = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 if epoch < 8 else 0.01)
+        shown([math.nan] * 10, stopping, drop)
+        assert stopping.stopped_epoch_ == 2
+
+    def test_a_metric_that_does_not_change(self) -> None:
+        stopping = PredictiveEarlyStopping("val_loss", min_improvement=0.0, patience=4)
+        shown([0.5] * 20, stopping)
+        assert "the metric has not changed in 4 evaluations" in str(stopping.reason_)
+
     def test_a_strange_curve_is_left_to_patience_and_says_so(self) -> None:
         strange = [float(10 ** (9 * (k % 2)) * (-1) ** k) for k in range(30)]
         stopping = PredictiveEarlyStopping("val_loss", patience=4)

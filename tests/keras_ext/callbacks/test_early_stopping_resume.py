@@ -151,15 +151,15 @@ class TestHistory:
         stopping = PredictiveEarlyStopping("val_loss", state_path=path, restore_best=True)
         shown(FALLING, stopping)
         assert sorted(p.name for p in tmp_path.iterdir()) == [
-            "state.best-1.npz",
-            "state.best-2.npz",
             "state.json",
+            "state.json.best-1.npz",
+            "state.json.best-2.npz",
         ]
         for again in (stopping, same_as(stopping)):
             shown(FLAT[::-1], again, epochs=2)
             assert state(again)["curve"]["values"] == FLAT[::-1][:2]
             names = sorted(p.name for p in tmp_path.iterdir())
-            assert names == ["state.best-0.npz", "state.json"]
+            assert names == ["state.json", "state.json.best-0.npz"]
 
     def test_a_second_fit_forgets_the_first(self) -> None:
         stopping, other = (PredictiveEarlyStopping("val_loss") for _ in range(2))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 from lightning.pytorch.loggers import CSVLogger
 from torch.optim import lr_scheduler as S
 
@@ -20,24 +20,21 @@ from strategies.early_stopping import PredictiveStopping
 from strategies.early_stopping.forecast import View
 from tests.lightning_ext.curves import (
     BATCHES,
+    NEVER,
     Asked,
     Follows,
+    actions,
     asked,
+    drops_at,
     falling,
     flat,
     follow,
-    sgd,
+    scheduled,
     stopping,
 )
-from tests.lightning_ext.helpers import Module, loader, trainer, weights
+from tests.lightning_ext.helpers import weights
 
 __all__ = ["asked"]
-
-NEVER: dict[str, Any] = {"min_improvement": 0.0}  # some improvement is always expected
-
-
-def actions(callback: PredictiveEarlyStopping) -> list[str]:
-    return [decision.action for decision in callback.decisions_]
 
 
 def test_decides_as_the_rule_does() -> None:
@@ -92,119 +89,15 @@ def test_does_not_stop_a_curve_that_improves() -> None:
     assert "stop" not in actions(callback)
 
 
-# Options of the trainer, steps at which it evaluates, budget, and what stopping then saves.
-INTERVALS: dict[str, Any] = {
-    "each epoch": ({}, range(6, 73, 6), 12, "10 epochs"),
-    "every third epoch": ({"check_val_every_n_epoch": 3}, range(18, 73, 18), 4, "6 epochs"),
-    "every fifth epoch": ({"check_val_every_n_epoch": 5}, (30, 60), 2, "2 epochs"),
-    "twice an epoch": ({"val_check_interval": 0.5}, range(3, 73, 3), 24, "66 steps"),
-    "every 2 batches": ({"val_check_interval": 2}, range(2, 73, 2), 36, "68 steps"),
-    "every 8 batches": (
-        {"val_check_interval": 8, "check_val_every_n_epoch": None},
-        range(8, 73, 8),
-        9,
-        "56 steps",
-    ),
-    "max_steps": ({"max_epochs": -1, "max_steps": 48}, range(6, 49, 6), 8, "6 epochs"),
-    "whichever comes first": ({"max_steps": 48}, range(6, 49, 6), 8, "6 epochs"),
-    "steps within epochs": (
-        {"max_epochs": -1, "max_steps": 40, "val_check_interval": 2},
-        range(2, 41, 2),
-        20,
-        "36 steps",
-    ),
-    "accumulating": ({"accumulate_grad_batches": 3}, range(2, 25, 2), 12, "10 epochs"),
-}
-
-
-@pytest.mark.parametrize("name", INTERVALS)
-def test_each_validation_is_one_evaluation(name: str, asked: list[Asked]) -> None:
-    options, steps, budget, left = INTERVALS[name]
-    follow(stopping(**NEVER), module=Follows(falling), **{"max_epochs": 12, **options})
-    assert [a.value for a in asked] == [falling(step) for step in steps]
-    assert {a.budget for a in asked} == {budget}
-    assert asked[1].left == left
-
-
-def test_no_limit_no_budget(asked: list[Asked]) -> None:
-    class Ends(Follows):
-        def on_train_epoch_end(self) -> None:
-            self.trainer.should_stop = self.trainer.current_epoch == 5
-
-    follow(stopping(**NEVER), module=Ends(falling), max_epochs=-1)
-    assert {(a.budget, a.left) for a in asked} == {(None, None)}
-
-
-def test_time_is_a_budget(asked: list[Asked]) -> None:
-    follow(stopping(**NEVER), module=Follows(falling), max_epochs=-1, max_time=timedelta(seconds=3))
-    budgets = [a.budget for a in asked if a.budget is not None]
-    assert budgets[len(asked) // 2] == pytest.approx(len(asked), rel=0.5)
-
-
-def test_train_value_is_the_mean_loss_since_the_last_evaluation(asked: list[Asked]) -> None:
-    options = {"max_epochs": 2, "val_check_interval": 3, "accumulate_grad_batches": 3}
-    follow(stopping(), module=Follows(falling), **options)
-    assert [a.train_value for a in asked] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
-
-
-def test_train_monitor(asked: list[Asked]) -> None:
-    follow(stopping(train_monitor="other"), module=Follows(falling), max_epochs=2)
-    follow(stopping(train_monitor="unknown"), module=Follows(falling), max_epochs=1)
-    assert [a.train_value for a in asked][:2] == [1.0, 1.0]
-    assert math.isnan(asked[2].train_value)
-
-
-@pytest.mark.parametrize("options", [{}, {"val_check_interval": 0.5}, {"limit_val_batches": 0}])
-def test_metric_of_the_training_epoch(options: Any, asked: list[Asked]) -> None:
-    module = Follows(falling, where="train_epoch_end")
-    follow(stopping(**NEVER), module=module, max_epochs=4, **options)
-    assert [a.value for a in asked] == [falling(step) for step in (6, 12, 18, 24)]
-    assert asked[1].left == "2 epochs"
-
-
-def test_metric_of_the_training_step(asked: list[Asked]) -> None:
-    trainer(stopping(monitor="loss"), max_epochs=3).fit(Module(sgd), loader())
-    assert len(asked) == 3
-
-
-def test_unknown_metric_is_an_error_before_more_is_trained() -> None:
-    t = trainer(stopping(monitor="val_los", mode="min"))
-    message = (
-        r"monitor='val_los' is not logged; pass one of .*'val_loss'.*, or log it with self.log"
-    )
-    with pytest.raises(ValueError, match=message):
-        t.fit(Follows(), loader(), loader())
-    assert t.global_step == BATCHES
-    t = trainer(
-        stopping(monitor="val_los", mode="min"), val_check_interval=2, check_val_every_n_epoch=None
-    )
-    with pytest.raises(ValueError, match=message):
-        t.fit(Follows(), loader(), loader())
-    assert t.global_step == 2
-
-
-def test_metric_missing_at_times(asked: list[Asked]) -> None:
-    module = Follows(lambda step: None if step % 12 == 0 else falling(step))
-    with pytest.warns(UserWarning, match="'val_loss' is not logged in every validation") as caught:
-        follow(stopping(**NEVER), module=module, max_epochs=6)
-    assert len([w for w in caught if "val_loss" in str(w.message)]) == 1
-    assert [math.isnan(a.value) for a in asked] == [False, True] * 3
-
-
-def test_metric_of_several_numbers() -> None:
-    class Odd(Follows):
-        def on_validation_epoch_end(self) -> None:
-            self.trainer.callback_metrics["val_loss"] = torch.ones(3)
-
-    with pytest.raises(ValueError, match=r"'val_loss' has shape \(3,\); log a single number"):
-        follow(stopping(), module=Odd(lambda step: None))
-
-
-def test_a_run_of_nan_has_its_own_reason() -> None:
+@pytest.mark.parametrize("options", [{"min_epochs": 12}, {"min_steps": 72}])
+def test_a_diverged_run_is_held_by_the_user_alone(options: Any) -> None:
+    curve = lambda step: math.nan if step > 30 else falling(step)  # noqa: E731
     callback = stopping()
-    t = follow(callback, module=Follows(lambda step: math.nan if step > 30 else falling(step)))
-    assert t.current_epoch == 8
-    assert "not finite" in str(callback.reason_)
+    t = follow(callback, module=Follows(curve, drops_at(27)), **options)
+    assert t.current_epoch == 12
+    told = [(d.step, d.action) for d in callback.decisions_ if d.action != "fall back"]
+    assert told == [(48, "hold"), (72, "stop")]
+    assert "not finite; stopping saves 18 epochs" in callback.decisions_[-1].reason
 
 
 @pytest.mark.parametrize(
@@ -228,21 +121,13 @@ def test_holds(options: dict[str, Any], earliest: int, why: str, interval: float
     assert callback.decisions_[0].reason.endswith(f"; held, as {why}")
 
 
-def scheduled(scheduler: Any) -> Any:
-    def make(module: Any) -> Any:
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        return [optimizer], [scheduler(optimizer)]
-
-    return make
-
-
 def test_waits_for_a_drop_of_the_learning_rate() -> None:
-    drops = scheduled(lambda o: S.MultiStepLR(o, [27]))
+    drops = drops_at(27)
     smooth = scheduled(lambda o: S.CosineAnnealingLR(o, 30))
     waiting, hasty = stopping(), stopping(wait_for_schedule=False)
     assert follow(waiting, module=Follows(make=drops)).current_epoch == 28
     assert actions(waiting) == ["hold", "stop"]
-    assert "held, as the learning rate drops in" in waiting.decisions_[0].reason
+    assert "held, as the learning rate is still to drop" in waiting.decisions_[0].reason
     usual = follow(stopping()).current_epoch
     assert follow(hasty, module=Follows(make=drops)).current_epoch == usual < 27
     assert follow(stopping(), module=Follows(make=smooth)).current_epoch == usual
@@ -313,6 +198,26 @@ def test_restore_best_of_a_sharded_model_is_refused(name: str) -> None:
         stopping(restore_best=True).setup(Stands(), Follows(), "fit")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("averages", [EMAWeightAveraging(), StochasticWeightAveraging(0.1)])
+def test_restore_best_beside_averaged_weights_is_refused(averages: Any) -> None:
+    advice = rf"{type(averages).__name__} puts averages .* add ModelCheckpoint\(monitor='val_loss'"
+    with pytest.raises(ValueError, match=advice):
+        follow(averages, stopping(restore_best=True))
+    follow(averages, stopping(), max_epochs=2)
+
+
+@pytest.mark.parametrize("options", [{"val_check_interval": 2}, {"accumulate_grad_batches": 4}])
+def test_forecast_is_logged_at_the_step_of_the_metric(options: Any, tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, version=0)
+    callback = stopping(log_forecast=True, **NEVER)
+    options = {"val_check_interval": 3, "max_epochs": 6, "log_every_n_steps": 1, **options}
+    follow(callback, module=Follows(falling), logger=logger, **options)
+    logger.save()
+    table = pd.read_csv(tmp_path / "lightning_logs/version_0/metrics.csv")
+    steps = [list(table.dropna(subset=f"val_loss{n}")["step"]) for n in ("", "_p_improve")]
+    assert steps[0][2:] == steps[1]
+
+
 def test_forecast_is_logged(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, version=0)
     callback = stopping(log_forecast=True, **NEVER)
@@ -321,7 +226,8 @@ def test_forecast_is_logged(tmp_path: Path) -> None:
     table = pd.read_csv(tmp_path / "lightning_logs/version_0/metrics.csv")
     rows = table.dropna(subset="val_loss_p_improve")
     assert list(rows["epoch"]) == [2, 3, 4, 5]
-    assert list(rows["step"]) == [18, 24, 30, 36]
+    assert list(rows["step"]) == [17, 23, 29, 35]
+    assert list(table.dropna(subset="val_loss")["step"])[2:] == list(rows["step"])
     assert rows["val_loss_p_improve"].between(0, 1).all()
     assert (rows["val_loss_expected_best"] <= callback.state_dict()["rule"]["values"][1]).all()
 
@@ -355,6 +261,23 @@ def test_lightnings_own_early_stopping_stays_out_of_it() -> None:
     t = follow(callback, module=Follows(lambda step: math.nan if step == 6 else falling(step)))
     assert t.current_epoch == 30
     assert t.early_stopping_callback is callback
+
+
+def test_what_others_read_of_lightnings_own() -> None:
+    callback = stopping(mode="auto")
+    assert (callback.best_score, callback.wait_count, callback.min_delta) == (math.inf, 0, 0.0)
+    follow(callback, module=Follows(lambda step: abs(step - 18.0)), max_epochs=5)
+    assert (callback.best_score, callback.wait_count, callback.stopped_epoch) == (0.0, 2, 0)
+    assert callback.monitor_op(callback.best_score, torch.tensor(1.0))
+    assert stopping(mode="max").best_score == -math.inf
+
+
+def test_beside_one_with_a_target_each_keeps_its_state(tmp_path: Path) -> None:
+    both = [stopping(), stopping(target=0.1), stopping(horizon=3), stopping(min_improvement=0.0)]
+    assert len({callback.state_key for callback in both}) == 4
+    t = follow(*both, max_epochs=2)
+    t.save_checkpoint(path := tmp_path / "two.ckpt")
+    assert {c.state_key for c in both} <= set(torch.load(path, weights_only=True)["callbacks"])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_ext import PredictiveEarlyStopping
-from tests.lightning_ext.curves import Follows, follow, stopping
+from tests.lightning_ext.curves import Follows, flat, follow, stopping
 from tests.lightning_ext.helpers import weights
 
 pytestmark = [
@@ -74,6 +75,38 @@ def test_interrupted_anywhere(saver: str, intervals: str, tmp_path: Path) -> Non
         assert (resumed.best_, resumed.best_epoch_) == (straight.best_, straight.best_epoch_)
         for name, value in weights(module).items():
             assert torch.equal(value, weights(done.lightning_module)[name]), name
+
+
+@pytest.mark.parametrize("options", [{}, {"val_check_interval": 0.5}])
+def test_a_rare_metric_and_a_training_loss_from_validation(options: Any, tmp_path: Path) -> None:
+    options = {"enable_checkpointing": False, "max_epochs": 40, **options}
+    rare = lambda step: flat(step) if step % 12 == 6 else None  # noqa: E731
+    make = drops_after(120)
+    straight = stopping(train_monitor="other")
+    with pytest.warns(UserWarning, match="is not logged in every validation"):
+        follow(Saves(tmp_path), straight, module=Follows(rare, make), **options)
+    assert [d.action for d in straight.decisions_][-2:] == ["hold", "stop"]
+    paths = sorted(tmp_path.glob("*.ckpt"), key=lambda p: int(p.stem))
+    for path in paths[:-1:3]:
+        resumed = stopping(train_monitor="other")
+        with warnings.catch_warnings(action="ignore"):
+            follow(resumed, module=Follows(rare, make), ckpt=str(path), **options)
+        assert told(resumed) == told(straight), path.name
+        ours, theirs = (c.state_dict()["rule"] for c in (resumed, straight))
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("improves", [True, False])
+def test_best_weights_that_the_checkpoint_lacks(improves: bool, tmp_path: Path) -> None:
+    curve = lambda step: -step if improves else abs(step - 12)  # noqa: E731
+    half = follow(stopping(min_improvement=0.0), module=Follows(curve), max_epochs=4)
+    half.save_checkpoint(path := str(tmp_path / "half.ckpt"))
+    callback = stopping(min_improvement=0.0, restore_best=True)
+    with warnings.catch_warnings(record=True, action="always") as seen:
+        follow(callback, module=Follows(curve), max_epochs=6, ckpt=path)
+    message = "those of the best epoch, 2, come from a run without restore_best=True"
+    assert any(message in str(w.message) for w in seen) != improves
+    assert "restore" not in [d.action for d in callback.decisions_]
 
 
 def drops_after(steps: int) -> Any:

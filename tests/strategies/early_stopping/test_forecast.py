@@ -64,7 +64,9 @@ def test_bad_arguments() -> None:
 )
 def test_odd_curves(values: list[float]) -> None:
     seen = forecast(values, "min", 20)
-    assert isinstance(seen.in_distribution, bool)
+    moved = len({v for v in values if abs(v) < 1e300}) > 1
+    assert not seen.in_distribution or moved
+    assert np.isfinite(numbers(seen)).all() == (len(values) > 2)
 
 
 def test_ten_thousand_evaluations() -> None:

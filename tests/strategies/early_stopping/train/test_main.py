@@ -12,6 +12,10 @@ import pytest
 from strategies.early_stopping import forecast, stopping_epoch
 from strategies.early_stopping.network import Network, network_of
 from strategies.early_stopping.train.__main__ import main
+from strategies.early_stopping.train.curves import usable
+from strategies.early_stopping.train.evaluate import REGRETS, Seen, calibration
+from strategies.early_stopping.train.folder import read_folder
+from strategies.early_stopping.train.replay import Replay
 from strategies.early_stopping.train.trainer import simulated_curves
 from tests.strategies.early_stopping.curves import falling, overfitting
 
@@ -56,11 +60,25 @@ def test_presets_are_set_by_ones_own_runs(tmp_path: Path, capsys: pytest.Capture
     main(["--folder", str(folder), "--out", str(out)])
     own = Network.load(out)
     assert own.prices != network_of().prices
-    assert own.prices["safe"] <= own.prices["balanced"] <= own.prices["fast"]
+    curves = usable(read_folder(folder))
+    for preset, regret in REGRETS.items():
+        stops = [stopping_epoch(c.values, "max", 40, preset, weights=str(out)) for c in curves]
+        replayed = Replay.of(curves, [stop or 40 for stop in stops])
+        assert replayed.regret.mean() <= regret + 0.003
+    raw = network_of().settled(network_of().prices, (1.0, 0.0))
+    expected = calibration([Seen.of(raw, c, train=False) for c in curves])
+    assert own._arrays["calibration"].tolist() == pytest.approx(expected)
     assert "judged on 24 curves" in capsys.readouterr().out
     values = overfitting(40, turn=10)
     assert forecast(values, "min", 60, weights=str(out)).p_improve < 0.5
     assert stopping_epoch(values, "min", 40, weights=str(out)) is not None
+
+
+@pytest.mark.parametrize("arguments", ["--out own.npz", "--folder runs"])
+def test_what_must_be_given(arguments: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments.split())
+    assert "--out" in capsys.readouterr().err
 
 
 def test_too_few_runs(tmp_path: Path) -> None:
