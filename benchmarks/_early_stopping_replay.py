@@ -42,6 +42,7 @@ class Plan:
         sizes: Numbers of them to compare.
         recipe: How to train.
         every: Every how many-th collected curve to use.
+        reference_batches: Batches that the references are trained on.
         keep: Folder in which simulated curves are kept, or None.
     """
 
@@ -49,10 +50,13 @@ class Plan:
     sizes: tuple[int, ...] = (0, 10_000, 20_000, 50_000)
     recipe: Recipe = field(default_factory=Recipe)
     every: int = 1
+    reference_batches: int = 200
     keep: Path | None = None
 
 
-QUICK = Plan(simulated=128, sizes=(0, 128), recipe=Recipe(members=1, steps=20), every=20)
+QUICK = Plan(
+    simulated=128, sizes=(0, 128), recipe=Recipe(members=1, steps=20), every=20, reference_batches=4
+)
 
 
 def measure(data: Path, plan: Plan) -> dict[str, Any]:
@@ -66,7 +70,7 @@ def measure(data: Path, plan: Plan) -> dict[str, Any]:
     references: dict[str, list[Reference]] = {}
     for i, fold in enumerate(folds(dev, others)):
         network = train(fold.train)
-        reference = References(*train.rows_and_weights(fold.train))
+        reference = References(*train.rows_and_weights(fold.train), plan.reference_batches)
         for curve in fold.test:
             curves.append(curve)
             seen.append(Seen.of(network, curve, train=False, fold=i))

@@ -264,7 +264,7 @@ class PredictiveEarlyStopping(DecidingCallback, EarlyStopping):
         if self.wait_for_schedule:
             wait = self._schedule.reason_to_wait(trainer, rest, at_epoch_end, every)
         hold = self._hold(trainer, now)
-        decision = self._rule.update(value, train, budget, hold, wait, rest.text)
+        decision = self._rule.update(value, train, budget, hold=hold, wait=wait, left=rest.text)
         self.forecast_ = decision.forecast
         if decision.improved:
             self._keep_best(trainer, pl_module, value)

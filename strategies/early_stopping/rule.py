@@ -114,6 +114,7 @@ class PredictiveStopping:
         value: float,
         train_value: float = math.nan,
         budget: int | None = None,
+        *,
         hold: str | None = None,
         wait: str | None = None,
         left: str | None = None,
@@ -129,8 +130,9 @@ class PredictiveStopping:
             wait: Why not to stop yet unless the run has diverged, likewise. Default: None.
             left: What stopping saves, in the user's words. Default: the evaluations left.
         """
-        self.values.append(float(value))
-        self.train_values.append(float(train_value))
+        value, train_value = float(value), float(train_value)
+        self.values.append(value)
+        self.train_values.append(train_value)
         y, train = checked(self.values, self.mode, self.train_values)
         done = len(y)
         before = np.fmax.reduce(y[:-1], initial=-np.inf)

@@ -36,7 +36,7 @@ def reason_to_wait(past: ArrayLike, ahead: ArrayLike) -> str | None:
     if not len(before) or not len(after):
         return None
     rates = np.concatenate([before, after])
-    if not np.isfinite(rates).all():
+    if not np.isfinite(rates).all() or not rates.any():
         return None
     peak, now = rates.max(), before[-1]
     if now >= before.max() and after.max() > _RISE * now:

@@ -52,7 +52,9 @@ def test_restarts_of_a_cosine_are_no_warm_up() -> None:
     assert reason_to_wait(rates[:5], rates[5:]) is None
 
 
-@pytest.mark.parametrize(("past", "ahead"), [([], [1.0]), ([1.0], []), ([1.0], [math.nan])])
+@pytest.mark.parametrize(
+    ("past", "ahead"), [([], [1.0]), ([1.0], []), ([1.0], [math.nan]), ([0.0] * 3, [0.0] * 2)]
+)
 def test_nothing_known_is_no_reason(past: list[float], ahead: list[float]) -> None:
     assert reason_to_wait(past, ahead) is None
 
