@@ -7,6 +7,7 @@ one that is already imported wins, then `lightning`, then `pytorch_lightning`.
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -45,6 +46,7 @@ __all__ = [
     "callbacks_of",
     "is_lightning_class",
     "isolate_rng",
+    "logged_at",
     "pl",
     "rank_zero_info",
     "rank_zero_warn",
@@ -52,7 +54,14 @@ __all__ = [
 
 _utilities = import_module(f"{pl.__name__}.utilities")
 rank_zero_info, rank_zero_warn = _utilities.rank_zero_info, _utilities.rank_zero_warn
-isolate_rng = import_module(f"{pl.__name__}.utilities.seed").isolate_rng
+
+
+def isolate_rng() -> AbstractContextManager[None]:
+    """A context after which the random states of Python, numpy and torch are as before."""
+    context: AbstractContextManager[None] = import_module(
+        f"{pl.__name__}.utilities.seed"
+    ).isolate_rng(include_cuda=False)
+    return context
 
 
 def is_lightning_class(value: Any, path: str) -> bool:
@@ -75,3 +84,16 @@ def callbacks_of(trainer: Trainer) -> list[Any]:
         trainer: Any trainer.
     """
     return list(getattr(trainer, "callbacks", ()))
+
+
+def logged_at(trainer: Trainer, epoch_over: bool) -> int:
+    """The step at which the trainer logs the metrics of the present evaluation.
+
+    Args:
+        trainer: The running trainer.
+        epoch_over: Whether it already counts the present epoch as done.
+    """
+    # Optimizer steps are not it, with several optimizers or in the middle of an accumulation, and
+    # there is no public name: Lightning's own LearningRateMonitor reads this one.
+    step: int = trainer.fit_loop.epoch_loop._batches_that_stepped
+    return step - epoch_over

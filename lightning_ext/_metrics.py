@@ -108,16 +108,3 @@ def mean_over_ranks(trainer: Trainer, value: Any) -> float:
     dtype = torch.float32 if device.type == "mps" else torch.float64
     tensor = torch.as_tensor(math.nan if value is None else value).squeeze().to(device, dtype)
     return float(trainer.strategy.reduce(tensor, reduce_op="mean"))
-
-
-def logged_at(trainer: Trainer, epoch_over: bool) -> int:
-    """The step at which the trainer logs the metrics of the present evaluation.
-
-    Args:
-        trainer: The running trainer.
-        epoch_over: Whether it already counts the present epoch as done.
-    """
-    # Optimizer steps are not it, with several optimizers or in the middle of an accumulation, and
-    # there is no public name: Lightning's own LearningRateMonitor reads this one.
-    step: int = trainer.fit_loop.epoch_loop._batches_that_stepped
-    return step - epoch_over

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from types import CellType, FunctionType
 from typing import Any
 
+from torch.optim.lr_scheduler import LRScheduler
+
 from lightning_ext._compat import Trainer, isolate_rng
 from lightning_ext._progress import Remaining, whole
 from strategies.early_stopping.schedule import may_drop, reason_to_wait
@@ -122,7 +124,7 @@ def rates_ahead(
     """
     rows: list[list[float]] = []
     # Schedulers warn about the order of steps.
-    with warnings.catch_warnings(action="ignore"), isolate_rng(include_cuda=False):
+    with warnings.catch_warnings(action="ignore"), isolate_rng():
         try:
             for row in itertools.islice(_rows(trainer, done, at_epoch_end), left):
                 rows.append(row)
@@ -226,11 +228,12 @@ def _own_functions(scheduler: Any, memo: dict[int, Any]) -> None:
     """Give a copied scheduler, and those inside of it, functions with a state of their own."""
     for name, value in vars(scheduler).items():
         if isinstance(value, list):
+            for inner in value:
+                if isinstance(inner, LRScheduler):
+                    _own_functions(inner, memo)
             value[:] = [_apart(v, memo) if isinstance(v, FunctionType) else v for v in value]
         elif isinstance(value, FunctionType):
             setattr(scheduler, name, _apart(value, memo))
-    for inner in getattr(scheduler, "_schedulers", ()):
-        _own_functions(inner, memo)
 
 
 def _apart(value: Any, memo: dict[int, Any]) -> Any:

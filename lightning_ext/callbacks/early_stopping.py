@@ -15,10 +15,11 @@ from lightning_ext._compat import (
     EarlyStopping,
     LightningModule,
     Trainer,
+    logged_at,
     rank_zero_info,
     rank_zero_warn,
 )
-from lightning_ext._metrics import logged_at, on_any_rank
+from lightning_ext._metrics import on_any_rank
 from lightning_ext._monitor import Monitor
 from lightning_ext._progress import (
     Position,

@@ -80,9 +80,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
     seen: list[Asked] = []
     update = PredictiveStopping.update
 
-    def spy(self: PredictiveStopping, *args: Any) -> StopDecision:
-        decision = update(self, *args)
-        seen.append(Asked(*args, decision))
+    def spy(self: PredictiveStopping, *args: Any, **words: Any) -> StopDecision:
+        decision = update(self, *args, **words)
+        seen.append(Asked(*args, **words, decision=decision))
         return decision
 
     monkeypatch.setattr(PredictiveStopping, "update", spy)
