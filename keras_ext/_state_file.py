@@ -19,10 +19,15 @@ class StateFile:
 
     Args:
         path: Of the JSON file; weights go to `<path>.best-<epoch>.npz` beside it.
+
+    Raises:
+        ValueError: The path is that of a folder, or of nothing.
     """
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
+        if not self.path.name or self.path.is_dir() or "\0" in path:
+            raise ValueError(f"state_path must be the path of a JSON file, got {path!r}")
         self._weights: list[int] = []  # epochs whose weights are there
 
     def clear(self) -> None:
@@ -50,12 +55,16 @@ class StateFile:
         try:
             state = dict(json.loads(self.path.read_text("utf-8")))
             self._weights = [int(epoch) for epoch in state.pop("weights")]
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(
-                f"state_path={str(self.path)!r} holds no state of this callback ({error}); delete "
-                "the file to begin with an empty history, or pass another path"
-            ) from error
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise self.useless(error) from error
         return state
+
+    def useless(self, why: object) -> ValueError:
+        """The error for a file that holds something else."""
+        return ValueError(
+            f"state_path={str(self.path)!r} holds no state of this callback ({why}); delete "
+            "the file to begin with an empty history, or pass another path"
+        )
 
     def write_weights(self, epoch: int, weights: Sequence[np.ndarray]) -> None:
         """Keep the weights of an epoch; the next `write` makes it known."""
@@ -63,11 +72,19 @@ class StateFile:
         self._weights = [*[e for e in self._weights if e < epoch], epoch][-_KEPT:]
 
     def read_weights(self, epoch: int, like: Sequence[np.ndarray]) -> list[np.ndarray] | None:
-        """The weights of an epoch, in the types of others, or None if they are not there."""
-        if epoch not in self._weights or not self._weights_path(epoch).exists():
+        """The weights of an epoch, in the types of others, or None if there are no such."""
+        if epoch not in self._weights:
             return None
-        with np.load(self._weights_path(epoch), allow_pickle=False) as file:
-            arrays = [file[name] for name in file.files]
+        try:
+            with (
+                open(self._weights_path(epoch), "rb") as raw,
+                np.load(raw, allow_pickle=False) as file,
+            ):
+                arrays = [file[name] for name in file.files]
+        except Exception:  # missing or damaged, in one of many ways
+            return None
+        if [a.shape for a in arrays] != [w.shape for w in like]:
+            return None
         # numpy does not know bfloat16, and gives back its bytes.
         pairs = zip(arrays, like, strict=True)
         return [a.view(w.dtype) if a.dtype.kind == "V" else a for a, w in pairs]

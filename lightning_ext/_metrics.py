@@ -26,9 +26,12 @@ class MeanLoss:
             outputs: What `on_train_batch_end` is given.
         """
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if isinstance(loss, Tensor):
+        # With manual optimization it may be anything.
+        if isinstance(loss, Tensor) and loss.numel() == 1:
             # Lightning hands over the share of a loss in the accumulated gradient.
-            self.total = self.total + loss.detach().float() * trainer.accumulate_grad_batches
+            self.total = (
+                self.total + loss.detach().float().squeeze() * trainer.accumulate_grad_batches
+            )
             self.count += 1
 
     @property

@@ -147,7 +147,7 @@ def by_epochs(trainer: Trainer) -> bool:
     Args:
         trainer: The trainer.
     """
-    every = trainer.val_check_interval
+    every = getattr(trainer, "val_check_interval", None)  # not set where validation is by the clock
     # The whole number 1 is after each batch.
     return isinstance(every, float) and every == 1.0 and bool(trainer.check_val_every_n_epoch)
 

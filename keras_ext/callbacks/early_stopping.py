@@ -213,7 +213,9 @@ class PredictiveEarlyStopping(DecidingCallback):
         if self._file is not None and is_first_rank():
             if self._best_weights is not None and self.best_epoch_ == epoch:
                 self._file.write_weights(epoch, self._best_weights)
-            self._file.write({"monitor": self.monitor, **self.state_dict()})
+            self._file.write(
+                {"monitor": self.monitor, "mode": self._rule.mode, **self.state_dict()}
+            )
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         speak = self.verbose and (self.params or {}).get("verbose", 0) != 0 and is_first_rank()
@@ -329,19 +331,23 @@ class PredictiveEarlyStopping(DecidingCallback):
                 stacklevel=2,
             )
             return
-        if state.get("monitor") != self.monitor:
-            raise ValueError(
-                f"state_path={self.state_path!r} is of monitor={state.get('monitor')!r}, got "
-                f"monitor={self.monitor!r}; pass another path for each callback"
-            )
-        self.load_state_dict(state)
+        for name, mine in (("monitor", self.monitor), ("mode", self._rule.mode)):
+            if state.get(name) != mine:
+                raise ValueError(
+                    f"state_path={self.state_path!r} is of {name}={state.get(name)!r}, got "
+                    f"{name}={mine!r}; pass another path for each callback"
+                )
+        try:
+            self.load_state_dict(state)
+        except Exception as error:
+            raise file.useless(repr(error)) from error
         self._restored, self._loaded = False, True
 
     def _restore(self, best: int) -> None:
         if self._best_weights is None:
             warnings.warn(
                 f"PredictiveEarlyStopping: the model keeps its last weights, as those of the best "
-                f"epoch, {best + 1}, come from an earlier fit; pass state_path to keep them",
+                f"epoch, {best + 1}, are of an earlier fit and not at hand; state_path keeps them",
                 stacklevel=2,
             )
             return

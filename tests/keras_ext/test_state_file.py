@@ -90,3 +90,22 @@ def test_something_else_is_named(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match=r"state\.json' holds no state of this callback.*delete"):
         StateFile(str(path)).read()
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK", b"words"])
+def test_damaged_weights_count_as_none(tmp_path: Path, damage: bytes) -> None:
+    file = StateFile(str(tmp_path / "state.json"))
+    weights = [np.ones(3)]
+    file.write_weights(0, weights)
+    file.write({})
+    assert file.read_weights(0, [np.zeros(4)]) is None  # of another model
+    (tmp_path / "state.json.best-0.npz").write_bytes(damage)
+    assert file.read_weights(0, weights) is None
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", "a\0b"])
+def test_a_path_that_cannot_be_a_file(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="state_path must be the path of a JSON file"):
+        StateFile(name)
+    with pytest.raises(ValueError, match="state_path must be the path of a JSON file"):
+        StateFile(str(tmp_path))

@@ -242,7 +242,9 @@ class TestBestWeights:
         shown(WAVES[:7], first, model=model)
         again = same_as(first)
         again.load_state_dict(first.state_dict())
-        with warned(r"those of the best epoch, 6, come from an earlier fit; pass state_path"):
+        with warned(
+            r"those of the best epoch, 6, are of an earlier fit and not at hand; state_path"
+        ):
             shown(WAVES, again, model=model, initial_epoch=7)
 
     def test_of_the_last_epoch_need_no_restoring(self) -> None:

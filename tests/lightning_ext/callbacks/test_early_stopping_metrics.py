@@ -78,6 +78,31 @@ def test_time_is_a_budget(asked: list[Asked]) -> None:
     assert budgets[len(asked) // 2] == pytest.approx(len(asked), rel=0.5)
 
 
+@pytest.mark.parametrize("every", [1, None])
+def test_validation_by_the_clock(every: int | None, asked: list[Asked]) -> None:
+    interval = timedelta(seconds=0.02)
+    options = {"val_check_interval": interval, "check_val_every_n_epoch": every}
+    follow(stopping(**NEVER), module=Follows(falling), max_epochs=20, **options)
+    assert asked
+
+
+class Vector(Follows):
+    """A manual optimization that returns what it likes."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.optimizers().step()
+        return torch.ones(3)
+
+
+def test_a_loss_that_is_no_number_is_none(asked: list[Asked]) -> None:
+    follow(stopping(**NEVER), module=Vector(falling), max_epochs=3)
+    assert [math.isnan(a.train_value) for a in asked] == [True] * 3
+
+
 def test_train_value_is_the_mean_loss_since_the_last_evaluation(asked: list[Asked]) -> None:
     options = {"max_epochs": 2, "val_check_interval": 3, "accumulate_grad_batches": 3}
     follow(stopping(), module=Follows(falling), **options)
