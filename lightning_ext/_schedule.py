@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 import logging
 import math
 import warnings
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from types import CellType, FunctionType
 from typing import Any
 
@@ -124,7 +126,8 @@ def rates_ahead(
     """
     rows: list[list[float]] = []
     # Schedulers warn about the order of steps.
-    with warnings.catch_warnings(action="ignore"), isolate_rng():
+    quiet = redirect_stdout(io.StringIO())  # schedulers may say what they do
+    with warnings.catch_warnings(action="ignore"), isolate_rng(), quiet:
         try:
             for row in itertools.islice(_rows(trainer, done, at_epoch_end), left):
                 rows.append(row)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -150,14 +151,27 @@ class Network:
         return cls(arrays)
 
 
-@cache
-def network_of(weights: str | None = None) -> Network:
-    """The network in a file, or the one that comes with the package; read once.
+def network_of(weights: str | os.PathLike[str] | None = None) -> Network:
+    """The network in a file, or the one that comes with the package; read once unless it changes.
 
     Args:
         weights: Path of the file. Default: None, what the package ships.
+
+    Raises:
+        TypeError: It is no path.
+        FileNotFoundError: There is no such file.
+        ValueError: The file holds no weights, is damaged, or of a newer format.
     """
-    return Network.load(WEIGHTS if weights is None else weights)
+    if weights is None:
+        return _read(str(WEIGHTS), 0)
+    if not isinstance(weights, str | os.PathLike) or not os.fspath(weights):
+        raise TypeError(f"weights must be the path of a file or None, got {weights!r}")
+    return _read(os.fspath(weights), os.stat(weights).st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _read(path: str, changed: int) -> Network:
+    return Network.load(path)
 
 
 def _digest(arrays: dict[str, NDArray[Any]]) -> str:

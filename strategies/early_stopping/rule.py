@@ -91,8 +91,8 @@ class PredictiveStopping:
     p_target: float = 0.05
     patience: int = 20
     weights: str | None = None
-    values: list[float] = field(default_factory=list, repr=False)
-    train_values: list[float] = field(default_factory=list, repr=False)
+    values: list[float] = field(default_factory=list, init=False, repr=False)
+    train_values: list[float] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -158,6 +158,8 @@ class PredictiveStopping:
 
     def _expected(self, view: View, forecast: Forecast) -> float:
         curve, last = view.curve, view.at[0] - 1
+        if not curve.known.any():
+            return math.nan
         relative = curve.best[last] + forecast.expected_improvement * curve.range[last]
         return float(curve.origin + curve.unit * relative) * (1 if self.mode == "max" else -1)
 

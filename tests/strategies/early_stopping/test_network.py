@@ -96,3 +96,18 @@ def test_pickled_objects_are_refused(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere\.npz"):
         Network.load(tmp_path / "nowhere.npz")
+
+
+def test_weights_are_read_again_when_they_change(tmp_path: Path) -> None:
+    path = tmp_path / "w.npz"
+    network_of().save(path)
+    assert network_of(str(path)).prices == network_of(path).prices == network_of().prices
+    prices = {"safe": 0.01, "balanced": 0.02, "fast": 0.03}
+    network_of().settled(prices, (1.0, 0.0)).save(path)
+    assert network_of(path).prices == prices
+
+
+@pytest.mark.parametrize("weights", [3, "", [], {}])
+def test_weights_that_are_no_path(weights: object) -> None:
+    with pytest.raises(TypeError, match="weights must be the path of a file or None, got"):
+        network_of(weights)  # type: ignore[arg-type]

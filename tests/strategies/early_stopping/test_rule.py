@@ -197,6 +197,20 @@ def test_improved_and_expected_best() -> None:
     assert math.isnan(decisions[0].expected_best)
 
 
+def test_without_a_number_there_is_no_best() -> None:
+    rule = PredictiveStopping("min")
+    decisions = [rule.update(math.nan, budget=9) for _ in range(4)]
+    assert all(math.isnan(d.expected_best) for d in decisions)
+
+
+def test_a_value_that_is_none_leaves_no_trace() -> None:
+    rule = PredictiveStopping("min")
+    rule.update(1.0)
+    with pytest.raises(ValueError, match="could not convert"):
+        rule.update(0.5, "x")  # type: ignore[arg-type]
+    assert rule.state_dict()["values"] == [1.0]
+
+
 def test_state_survives_json_and_decides_the_same() -> None:
     values, train = overfitting(60, turn=15), falling(60)
     whole = PredictiveStopping("min")
