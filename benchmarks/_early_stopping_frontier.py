@@ -52,7 +52,14 @@ class Frontier:
     def only(self, chosen: np.ndarray) -> Frontier:
         """The same on some of the curves."""
         _, groups = np.unique(self.groups[chosen], return_inverse=True)
-        return Frontier(groups, self.saved[:, chosen], self.regret[:, chosen], self.late[:, chosen])
+        _, families = np.unique(self.families[chosen], return_inverse=True)
+        return Frontier(
+            groups,
+            families,
+            self.saved[:, chosen],
+            self.regret[:, chosen],
+            self.late[:, chosen],
+        )
 
     def saved_at(self, target: float, weights: np.ndarray, what: str = "regret") -> float:
         """Mean share saved where the mean regret is `target`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,8 +92,8 @@ class PredictiveStopping:
     p_target: float = 0.05
     patience: int = 20
     weights: str | None = None
-    values: list[float] = field(default_factory=list, init=False, repr=False)
-    train_values: list[float] = field(default_factory=list, init=False, repr=False)
+    values: array[float] = field(default_factory=lambda: array("d"), init=False, repr=False)
+    train_values: array[float] = field(default_factory=lambda: array("d"), init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -224,12 +225,12 @@ class PredictiveStopping:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned."""
-        self.values = [float(v) for v in state["values"]]
-        self.train_values = [float(v) for v in state["train_values"]]
+        self.values = array("d", state["values"])
+        self.train_values = array("d", state["train_values"])
 
     def reset(self) -> None:
         """Forget the history."""
-        self.values, self.train_values = [], []
+        self.values, self.train_values = array("d"), array("d")
 
     def replay(self, y: Array, train: Array | None, budget: float) -> Verdict:
         """What would have spoken for stopping after each evaluation of a curve."""
