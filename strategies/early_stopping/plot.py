@@ -57,10 +57,8 @@ def plot(
     if not 1 <= moment <= len(y):
         raise ValueError(f"at must be between 1 and {len(y)}, the number of values, got {at!r}")
     view = View.of(network_of(), y, train, np.array([moment]), np.array([budget]))
-    if ax is None:
-        _, ax = plt.subplots()
-    evaluations = np.arange(1, len(y) + 1)
-    ax.plot(evaluations, np.asarray(values, dtype=float), color="C0", label="metric")
+    ax = plt.subplots()[1] if ax is None else ax
+    ax.plot(np.arange(1, len(y) + 1), np.asarray(values, dtype=float), label="metric")
     ax.set(xlabel="evaluation", ylabel="metric")
     _fan(ax, view, moment, budget, 1 if mode == "max" else -1)
     if stop is not None:
