@@ -60,7 +60,7 @@ def draw_stops(rows: dict[str, list[float]], path: Path) -> None:
     """Each whole curve, where the callback stops it, and what it forecast there."""
     figure, axes = plt.subplots(1, len(rows), figsize=(10, 3.4), layout="constrained")
     for ax, (name, losses) in zip(axes, rows.items(), strict=True):
-        plot(losses, "min", len(losses), ax=ax)
+        plot(losses, "min", len(losses), preset="safe", ax=ax)
         ax.set(title=name, xlabel="epoch", ylabel="validation loss", ylim=(0, losses[0] / 4))
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -54,7 +54,9 @@ def fit(*callbacks: keras.callbacks.Callback) -> keras.callbacks.History:
 
 def run() -> tuple[dict[str, keras.callbacks.History], PredictiveEarlyStopping]:
     """Train to the end, and as far as it is worth it."""
-    stopping = PredictiveEarlyStopping("val_loss", restore_best=True, log_forecast=True)
+    stopping = PredictiveEarlyStopping(
+        "val_loss", preset="safe", restore_best=True, log_forecast=True
+    )
     histories = {"all epochs": fit(), "PredictiveEarlyStopping": fit(stopping)}
     return histories, stopping
 

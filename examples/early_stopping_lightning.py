@@ -64,7 +64,7 @@ def run() -> tuple[dict[str, Classifier], PredictiveEarlyStopping]:
     """The same run twice: to its end, and stopped where the rest is not worth it."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     torch.set_num_threads(1)  # threads cost more than they give at this size
-    stopping = PredictiveEarlyStopping("val_loss", restore_best=True)
+    stopping = PredictiveEarlyStopping("val_loss", preset="safe", restore_best=True)
     fits = {"to the end": fit([]), "PredictiveEarlyStopping": fit([stopping])}
     return fits, stopping
 
