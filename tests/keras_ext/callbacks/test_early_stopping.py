@@ -100,7 +100,7 @@ class TestDecisions:
         class Spied(PredictiveEarlyStopping):
             @property
             def seen(self) -> list[float]:
-                return self._rule.train_values
+                return list(self._rule.train_values)
 
         for name, expected in ((None, "loss"), ("other", "other")):
             stopping = Spied("val_loss", train_monitor=name, **NEVER)
@@ -199,8 +199,8 @@ class TestEvaluations:
             compiled(), stopping, epochs=30, validation_data=(x, y), validation_freq=freq
         ).history
         assert stopping.stopped_epoch_ == 3 * freq - 1
-        assert stopping._rule.values == history["val_loss"]
-        assert stopping._rule.train_values == history["loss"][freq - 1 :: freq]
+        assert list(stopping._rule.values) == history["val_loss"]
+        assert list(stopping._rule.train_values) == history["loss"][freq - 1 :: freq]
         assert stopping._evaluations.planned(30) == 30 // freq
 
     @pytest.mark.usefixtures("eager")
@@ -233,7 +233,7 @@ class TestEvaluations:
     def test_a_number_in_an_array(self) -> None:
         stopping = PredictiveEarlyStopping("val_loss")
         shown([np.ones((1,)), keras.ops.ones(())], stopping)
-        assert stopping._rule.values == [1.0, 1.0]
+        assert list(stopping._rule.values) == [1.0, 1.0]
 
     @pytest.mark.skipif(BACKEND == "torch", reason="it makes one step at a time only")
     @pytest.mark.usefixtures("eager")
