@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.early_stopping.history import Array, Extremes, Sums, filled
+from strategies.early_stopping.history import Array, Events, Extremes, Sums, filled
 
 Index = NDArray[np.int64]
 
@@ -47,21 +47,14 @@ class Curve:
         self.y = (y - self.origin) / self.unit
         self.best = np.maximum.accumulate(self.y)
         self.worst = np.minimum.accumulate(self.y)
-        n = len(y)
-        index = np.arange(n)
         self.range = self.best - self.worst
         # Rounding must not make a new best value of a tie: scaled and shifted curves are equal.
         slack = _TIE * self.range[:-1]
-        record = np.concatenate([[True], self.y[1:] > self.best[:-1] + slack])
-        self.best_at = np.maximum.accumulate(np.where(record, index, 0))
-        low = np.concatenate([[True], self.y[1:] < self.worst[:-1] - slack])
-        self.worst_at = np.maximum.accumulate(np.where(low, index, 0))
-        self.records = np.cumsum(record)
-        self.record_place = np.flatnonzero(record)
-        same = np.concatenate([[False], np.abs(np.diff(self.y)) <= slack])
-        self.repeats = np.cumsum(same)
-        self.missing = np.cumsum(~self.known)
-        self.sums, self.extremes = Sums.of(self.y), Extremes(self.y)
+        self.records = Events([True], self.y[1:] > self.best[:-1] + slack)
+        self.lows = Events([True], self.y[1:] < self.worst[:-1] - slack)
+        self.repeats = Events([False], np.abs(np.diff(self.y)) <= slack)
+        self.missing = Events(~self.known)
+        self.sums, self.extremes = Sums(self.y), Extremes(self.y)
         self.train: Curve | None = None
         if train is not None and np.isfinite(train).any():
             self.train = Curve(train)
@@ -79,10 +72,10 @@ def features(curve: Curve, at: Index) -> dict[str, Array]:
     put("log_done", np.log(done))
     _shape(curve, last, done, put)
     _windows(curve, last, done, put)
-    put("missing", curve.missing[last] / done)
+    put("missing", curve.missing.count(last) / done)
     other = curve.train
     # Known where at least half of its values so far are.
-    known = np.zeros(len(at), bool) if other is None else 2 * other.missing[last] <= done
+    known = np.zeros(len(at), bool) if other is None else 2 * other.missing.count(last) <= done
     put("train_known", known.astype(float))
     seen: dict[str, Array] = {}
     _train(curve, other, last, done, seen.__setitem__)
@@ -108,23 +101,21 @@ def budget_features(columns: dict[str, Array], at: Index, budget: Array) -> dict
 
 def _shape(curve: Curve, last: Index, done: Array, put: Callable[[str, Array], None]) -> None:
     scale = np.maximum(curve.range[last], _TINY)
-    since = (last - curve.best_at[last]).astype(float)
+    since = (last - curve.records.newest(last)).astype(float)
     put("flat", (curve.range[last] <= _TINY).astype(float))
     put("log_since_best", np.log1p(since))
     put("since_best_of_done", since / done)
-    put("since_worst_of_done", (last - curve.worst_at[last]) / done)
+    put("since_worst_of_done", (last - curve.lows.newest(last)) / done)
     put("gap", (curve.best[last] - curve.y[last]) / scale)
     put("log_gap", _log((curve.best[last] - curve.y[last]) / scale))
-    put("records", curve.records[last] / done)
-    put("repeats", curve.repeats[last] / done)
+    put("records", curve.records.count(last) / done)
+    put("repeats", curve.repeats.count(last) / done)
     for share in (0.1, 0.3, 0.5):
         begin = np.minimum((share * done).astype(np.int64), last)
         rest = curve.best[last] - curve.extremes.low(begin, last + 1)
         put(f"range_after_{share}", rest / scale)
         put(f"log_range_after_{share}", _log(rest / scale))
-    rank = curve.records[last]
-    place = curve.record_place
-    newest, older, oldest = (place[np.maximum(rank - k, 0)] for k in (1, 2, 3))
+    newest, older, oldest = (curve.records.newest(last, k) for k in (1, 2, 3))
     put("newest_record", _log((curve.best[newest] - curve.best[older]) / scale))
     put("older_record", _log((curve.best[older] - curve.best[oldest]) / scale))
     put("log_between_records", np.log1p(newest - older))
@@ -153,7 +144,7 @@ def _windows(curve: Curve, last: Index, done: Array, put: Callable[[str, Array],
         gain = curve.best[last] - curve.best[before]
         put(f"log_gain_{share}", _log(gain / scale))
         put(f"local_gain_{share}", gain / local)
-        put(f"records_{share}", (curve.records[last] - curve.records[before]) / width)
+        put(f"records_{share}", (curve.records.count(last) - curve.records.count(before)) / width)
     spans = [(f"{w}", np.minimum(w, end)) for w in (3, 5, 10, 20)]
     spans += [(f"{s}", np.maximum((s * done).astype(np.int64), 1)) for s in (0.15, 0.3, 0.6)]
     for name, width in spans:
@@ -187,7 +178,7 @@ def _train(
         return
     scale = np.maximum(other.range[last], _TINY)
     own = np.maximum(curve.range[last], _TINY)
-    put("train_since_best", (last - other.best_at[last]) / done)
+    put("train_since_best", (last - other.records.newest(last)) / done)
     put("train_gap", _log((other.best[last] - other.y[last]) / scale, 1e-3))
     half, quarter = (np.maximum((done * s).astype(np.int64) - 1, 0) for s in (0.5, 0.25))
     b, b2, b4 = other.best[last], other.best[half], other.best[quarter]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from strategies.early_stopping.features import Curve, Index, budget_features, features
-from strategies.early_stopping.history import Array, oriented
+from strategies.early_stopping.history import Array, Events, oriented
 from strategies.early_stopping.network import Network, Opinion, network_of
 
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -154,8 +154,16 @@ class View:
 
     def unchanged(self, evaluations: int) -> NDArray[np.bool_]:
         """Where the last so many evaluations all gave the value before them, to the last digit."""
-        repeats = np.concatenate([np.zeros(evaluations), self.curve.repeats])
-        return np.asarray(repeats[self.at - 1 + evaluations] - repeats[self.at - 1] == evaluations)
+        return self._all_of(self.curve.repeats, evaluations)
+
+    def lost(self, evaluations: int) -> NDArray[np.bool_]:
+        """Where the last so many evaluations were all missing."""
+        return self._all_of(self.curve.missing, evaluations)
+
+    def _all_of(self, events: Events, evaluations: int) -> NDArray[np.bool_]:
+        last = self.at - 1
+        count = events.count(last) - events.count(last - evaluations)
+        return np.asarray(count == evaluations)
 
     def odds(self, price: float) -> Array:
         """Log-odds of stopping, by moment, for what a whole budget is worth."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -28,11 +27,32 @@ def oriented(values: ArrayLike, mode: str) -> Array:
 def filled(values: Array) -> Array:
     """Each hole takes the last value before it; those at the start, the first one."""
     known = np.isfinite(values)
+    if known.all():
+        return values
     if not known.any():
         return np.zeros_like(values)
     last = np.maximum.accumulate(np.where(known, np.arange(len(values)), -1))
     first = int(np.argmax(known))
     return values[np.where(last < 0, first, last)]
+
+
+class Events:
+    """Where in a sequence something happens.
+
+    Args:
+        happens: Whether it does, in one piece or several.
+    """
+
+    def __init__(self, *happens: ArrayLike) -> None:
+        self._places = np.flatnonzero(np.concatenate(happens))
+
+    def count(self, last: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How often up to and at each place; never before the first."""
+        return np.searchsorted(self._places, last, side="right")
+
+    def newest(self, last: NDArray[np.int64], k: int = 1) -> NDArray[np.int64]:
+        """The `k`-th newest place up to each one, or the first ever where there are fewer."""
+        return self._places[np.maximum(self.count(last) - k, 0)]
 
 
 class Extremes:
@@ -86,43 +106,52 @@ def _table(values: Array, extreme: np.ufunc) -> Array:
     return table
 
 
-@dataclass(frozen=True)
 class Sums:
     """Means, slopes and deviations over any window of a sequence, many windows at once."""
 
-    y: Array  # sums of values, of their index times value, of squares, of absolute steps
-    ky: Array
-    yy: Array
-    steps: Array
+    def __init__(self, values: Array) -> None:
+        self._values = values
 
-    @classmethod
-    def of(cls, values: Array) -> Sums:
-        """Prepare a sequence."""
+    @cached_property
+    def _y(self) -> Array:
+        return _running(self._values)
 
-        def running(x: Array) -> Array:
-            return np.concatenate([[0.0], np.cumsum(x)])
+    @cached_property
+    def _ky(self) -> Array:
+        return _running(np.arange(len(self._values)) * self._values)
 
-        steps = np.abs(np.diff(values, prepend=values[:1]))
-        index = np.arange(len(values), dtype=np.float64)
-        return cls(running(values), running(index * values), running(values**2), running(steps))
+    @cached_property
+    def _yy(self) -> Array:
+        return _running(self._values**2)
+
+    @cached_property
+    def _steps(self) -> Array:
+        return _running(np.abs(np.diff(self._values, prepend=self._values[:1])))
 
     def mean(self, begin: NDArray[np.int64], end: NDArray[np.int64]) -> Array:
         """Mean over `[begin, end)`."""
-        return (self.y[end] - self.y[begin]) / (end - begin)
+        return (self._y[end] - self._y[begin]) / (end - begin)
 
     def step(self, begin: NDArray[np.int64], end: NDArray[np.int64]) -> Array:
         """Mean absolute change from one value to the next within `[begin, end)`."""
         begin = np.minimum(begin + 1, end - 1)
-        return (self.steps[end] - self.steps[begin]) / (end - begin)
+        return (self._steps[end] - self._steps[begin]) / (end - begin)
 
     def slope(self, begin: NDArray[np.int64], end: NDArray[np.int64]) -> Array:
         """Least-squares change over the whole of `[begin, end)`."""
         n = (end - begin).astype(np.float64)
         centre = (begin + end - 1) / 2
-        covariance = self.ky[end] - self.ky[begin] - centre * (self.y[end] - self.y[begin])
+        covariance = self._ky[end] - self._ky[begin] - centre * (self._y[end] - self._y[begin])
         return covariance * 12 / np.maximum(n * (n**2 - 1), 1.0) * (n - 1)
 
     def deviation(self, begin: NDArray[np.int64], end: NDArray[np.int64]) -> Array:
         """Standard deviation over `[begin, end)`."""
-        square = (self.yy[end] - self.yy[begin]) / (end - begin)
+        square = (self._yy[end] - self._yy[begin]) / (end - begin)
         return np.sqrt(np.maximum(square - self.mean(begin, end) ** 2, 0.0))
+
+
+def _running(values: Array) -> Array:
+    """Sums of the first 0, 1, ... values."""
+    sums = np.zeros(len(values) + 1)
+    np.cumsum(values, out=sums[1:])
+    return sums

@@ -48,8 +48,6 @@ def plot(
         >>> ax.get_xlabel()
         'evaluation'
     """
-    import matplotlib.pyplot as plt
-
     y, train = checked(values, mode, train_values)
     budget = checked_budget(max_epochs, len(y))
     stop = stopping_epoch(values, mode, max_epochs, preset, train_values=train_values)
@@ -57,13 +55,22 @@ def plot(
     if not 1 <= moment <= len(y):
         raise ValueError(f"at must be between 1 and {len(y)}, the number of values, got {at!r}")
     view = View.of(network_of(), y, train, np.array([moment]), np.array([budget]))
-    ax = plt.subplots()[1] if ax is None else ax
-    ax.plot(np.arange(1, len(y) + 1), np.asarray(values, dtype=float), label="metric")
-    ax.set(xlabel="evaluation", ylabel="metric")
+    ax = _curve(values, ax)
     _fan(ax, view, moment, budget, 1 if mode == "max" else -1)
     if stop is not None:
         ax.axvline(stop, color="C3", linestyle="--", label=f"stop ({preset})")
     ax.legend()
+    return ax
+
+
+def _curve(values: ArrayLike, ax: Any) -> Any:
+    if ax is None:
+        import matplotlib.pyplot as plt
+
+        ax = plt.subplots()[1]
+    metric = np.asarray(values, dtype=float)
+    ax.plot(np.arange(1, len(metric) + 1), metric, label="metric")
+    ax.set(xlabel="evaluation", ylabel="metric")
     return ax
 
 

@@ -177,11 +177,10 @@ class PredictiveStopping:
         """The verdict where the network has had `enough` at some moments."""
         at = view.at
         open_ = ~(view.budget <= at)  # an unknown budget is open
-        best = np.fmax.accumulate(np.where(np.isfinite(y), y, -np.inf))[at - 1]
-        since = at - 1 - view.curve.best_at[at - 1]
+        since = at - 1 - view.curve.records.newest(at - 1)
         return Verdict(
-            diverged=open_ & _lost(y)[at - 1],
-            target=open_ & view.trusted & self._hopeless(view, best),
+            diverged=open_ & view.lost(_LOST),
+            target=open_ & view.trusted & self._hopeless(view, y),
             gain=open_ & view.trusted & enough,
             flat=open_ & view.unchanged(self.patience),
             patience=open_ & ~view.trusted & (since >= self.patience) & (at >= MINIMUM),
@@ -192,9 +191,10 @@ class PredictiveStopping:
         limit = np.full(np.shape(at) or 1, budget)
         return limit if self.horizon is None else np.fmin(limit, np.asarray(at) + self.horizon)
 
-    def _hopeless(self, view: View, best: Array) -> NDArray[np.bool_]:
+    def _hopeless(self, view: View, y: Array) -> NDArray[np.bool_]:
         if self.target is None:
-            return np.zeros(len(best), dtype=bool)
+            return np.zeros(len(view.at), dtype=bool)
+        best = np.fmax.accumulate(np.where(np.isfinite(y), y, -np.inf))[view.at - 1]
         missing = (self.target if self.mode == "max" else -self.target) - best
         scale = np.maximum(view.curve.range[view.at - 1] * view.curve.unit, 1e-300)
         chance = chance_of_more(view.probabilities, view.network.edges, missing / scale)
@@ -298,14 +298,6 @@ def stopping_epoch(
     y, train = checked(values, mode, train_values)
     stops = np.flatnonzero(rule.replay(y, train, checked_budget(max_epochs, len(y))).stop)
     return int(stops[0]) + 1 if len(stops) else None
-
-
-def _lost(y: Array) -> NDArray[np.bool_]:
-    """After which evaluations the last few were all missing."""
-    missing = np.concatenate([[0], np.cumsum(~np.isfinite(y))])
-    count = np.arange(1, len(y) + 1)
-    recent = missing[count] - missing[np.maximum(count - _LOST, 0)]
-    return np.asarray(recent == _LOST)
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strategies.early_stopping.history import Extremes, Sums, filled, oriented
+from strategies.early_stopping.history import Events, Extremes, Sums, filled, oriented
 
 VALUES = np.random.default_rng(0).normal(size=50)
 WINDOWS = [(b, e) for b in range(0, 50, 3) for e in range(b + 1, 51, 4)]
@@ -22,7 +22,7 @@ def test_extremes(count: int) -> None:
 
 
 def test_sums() -> None:
-    sums = Sums.of(VALUES)
+    sums = Sums(VALUES)
     windows = [VALUES[b:e] for b, e in WINDOWS]
     np.testing.assert_allclose(sums.mean(BEGIN, END), [w.mean() for w in windows])
     np.testing.assert_allclose(sums.deviation(BEGIN, END), [w.std() for w in windows], atol=1e-7)
@@ -31,6 +31,18 @@ def test_sums() -> None:
     np.testing.assert_allclose(sums.slope(BEGIN, END)[several], slopes, atol=1e-10)
     steps = [np.abs(np.diff(w)).sum() / max(len(w) - 1, 1) for w in windows]
     np.testing.assert_allclose(sums.step(BEGIN, END)[several], np.array(steps)[several])
+
+
+def test_events() -> None:
+    happens = np.array([True, False, True, True, False, False])
+    events, places = Events(happens[:1], happens[1:]), np.flatnonzero(happens)
+    at = np.arange(6)
+    np.testing.assert_array_equal(events.count(at), np.cumsum(happens))
+    np.testing.assert_array_equal(events.count(np.array([-3])), 0)
+    for k in (1, 2, 3):
+        seen = [places[: happens[: i + 1].sum()] for i in at]
+        expected = [s[-k] if len(s) >= k else places[0] for s in seen]
+        np.testing.assert_array_equal(events.newest(at, k), expected)
 
 
 def test_holes_take_the_value_before_and_those_at_the_start_the_first() -> None:
