@@ -22,7 +22,7 @@ from strategies.early_stopping import Forecast, PredictiveStopping, StopDecision
 from strategies.early_stopping.arguments import check_arguments
 from strategies.early_stopping.modes import mode_of
 
-_PATIENT = 3  # epochs without any validation metric before it looks like a mistake
+_PATIENT = 10  # epochs without any validation metric before it looks like a mistake
 
 
 class PredictiveEarlyStopping(DecidingCallback):
@@ -125,6 +125,8 @@ class PredictiveEarlyStopping(DecidingCallback):
         self.train_monitor, self.start_from_epoch = train_monitor, start_from_epoch
         self.wait_for_schedule, self.restore_best = wait_for_schedule, restore_best
         self.log_forecast, self.verbose = log_forecast, verbose
+        if not isinstance(state_path, str | os.PathLike | None):
+            raise TypeError(f"state_path must be the path of a file or None, got {state_path!r}")
         self.state_path = None if state_path is None else os.fspath(state_path)
         check_arguments(self)
         self._rule = PredictiveStopping(

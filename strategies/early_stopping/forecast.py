@@ -174,6 +174,8 @@ class View:
         if self.at[i] < MINIMUM:
             return None
         mixed = self.probabilities[i]
+        if self.budget[i] <= self.at[i]:
+            mixed = np.eye(len(mixed))[0]  # no improvement, for nothing is left to improve in
         left = max(self.budget[i] - self.at[i], 0) if np.isfinite(self.budget[i]) else np.nan
         return Forecast(
             p_improve=float(1 - mixed[0]),

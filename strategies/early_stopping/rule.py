@@ -213,6 +213,8 @@ class PredictiveStopping:
                 f"{self.patience} decides"
             )
         chance = f"{100 * forecast.p_improve:.0f}% chance of improving"
+        if self.horizon is not None:
+            chance += f" within {self.horizon} evaluations"
         if cause == "target":
             chance = f"less than {100 * self.p_target:g}% chance of beating {self.target:g}"
         return (

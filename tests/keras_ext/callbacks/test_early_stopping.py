@@ -221,9 +221,11 @@ class TestEvaluations:
 
     def test_no_validation_at_all(self) -> None:
         stopping = PredictiveEarlyStopping("val_loss")
-        with warned("3 epochs without 'val_loss' in the logs, which hold: loss; pass validation_d"):
-            history = fit(compiled(), stopping, epochs=5)
-        assert len(history.epoch) == 5
+        with warned(
+            "10 epochs without 'val_loss' in the logs, which hold: loss; pass validation_d"
+        ):
+            history = fit(compiled(), stopping, epochs=12)
+        assert len(history.epoch) == 12
 
     def test_more_than_one_number(self) -> None:
         stopping = PredictiveEarlyStopping("val_loss")
@@ -316,6 +318,7 @@ class TestArguments:
             ({"start_from_epoch": -1}, ValueError, "start_from_epoch must be 0 or more, got -1"),
             ({"start_from_epoch": 0.5}, TypeError, "start_from_epoch must be a whole number"),
             ({"restore_best": "yes"}, TypeError, "restore_best must be True or False, got 'yes'"),
+            ({"state_path": 5}, TypeError, "state_path must be the path of a file or None, got 5"),
             ({"monitor": ""}, TypeError, "monitor must be the name of a metric"),
         ],
     )

@@ -94,3 +94,9 @@ def test_chance_of_more_against_the_bins() -> None:
     for improvement, chance in given_.items():
         found = chance_of_more(chances, edges, np.array([improvement]))
         assert found == pytest.approx(chance), improvement
+
+
+def test_nothing_is_left_when_the_budget_is_spent() -> None:
+    seen = forecast([1 / (1 + epoch) for epoch in range(30)], mode="min", max_epochs=30)
+    assert seen.p_improve == seen.expected_improvement == seen.evaluations_to_best == 0
+    assert set(seen.quantiles.values()) == {0.0}
