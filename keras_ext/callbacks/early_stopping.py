@@ -183,6 +183,12 @@ class PredictiveEarlyStopping(DecidingCallback):
         file = self._file
         if file is not None:
             file.clear() if epoch == 0 else self._read(file, epoch)
+        elif epoch > 0 and not self._loaded:
+            warnings.warn(
+                f"PredictiveEarlyStopping: the fit begins at epoch {epoch + 1}, and the history of "
+                "the epochs before it is not known; to go on with it pass state_path= in both fits",
+                stacklevel=2,
+            )
         if not self._loaded:
             self._evaluations.first = epoch
         elif epoch > 0:

@@ -58,7 +58,7 @@ def forecast(
         mode: `"min"` if lower is better, `"max"` if higher is.
         max_epochs: Evaluations planned in all, those in `values` included. Default: None
             (unknown; the forecast is then for about as many again as have been).
-        train_values: The training loss at the same evaluations; it helps. Default: None.
+        train_values: The training loss at the same evaluations. Default: None.
         weights: File of other weights, as `python -m strategies.early_stopping.train` writes them.
             Default: None, those of the package.
 

@@ -145,6 +145,8 @@ class TestEveryCallback:
         model.compile(keras.optimizers.Adam(0.01), model.loss)
         assert_same_weights(fit(callback, model=model), fit(make(name)))
 
+    # A callback that keeps a history says that it has lost it.
+    @pytest.mark.filterwarnings("ignore:.*history of the epochs before it is not known:UserWarning")
     def test_backup_and_restore_resumes_as_uninterrupted(self, name: str, tmp_path: Path) -> None:
         class Dies(keras.callbacks.Callback):
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

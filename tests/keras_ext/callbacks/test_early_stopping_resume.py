@@ -129,7 +129,8 @@ class TestInterrupted:
 class TestHistory:
     def test_without_a_file_a_fit_begins_with_none(self) -> None:
         stopping = PredictiveEarlyStopping("val_loss")
-        shown(FALLING, stopping, initial_epoch=10)
+        with warned("begins at epoch 11, and the history of the epochs before it is not known; to"):
+            shown(FALLING, stopping, initial_epoch=10)
         assert stopping.stopped_epoch_ == 12
         assert state(stopping)["evaluations"]["first"] == 10
         assert str(stopping.reason_).startswith("epoch 13: ")
