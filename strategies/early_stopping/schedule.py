@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
+
+from strategies.early_stopping.history import Array
 
 _DROP = 0.5  # of the rate, from one evaluation to the next
 _FLAT = 0.9  # a smooth decay, which falls before as well, has no drops
@@ -18,7 +20,7 @@ def reason_to_wait(past: ArrayLike, ahead: ArrayLike) -> str | None:
 
     A drop is a fall by half or more from one evaluation to the next, after a stretch where the
     rate was about level: steps and milestones have drops, cosine, linear and exponential decay
-    have none.
+    have none, even where several evaluations see the same rate.
 
     Args:
         past: Learning rate at each evaluation so far, the present one included.
@@ -41,11 +43,30 @@ def reason_to_wait(past: ArrayLike, ahead: ArrayLike) -> str | None:
     peak, now = rates.max(), before[-1]
     if now >= before.max() and after.max() > _RISE * now:
         return "the learning rate still rises"
-    for i in range(max(len(before), 2), len(rates)):
-        level = rates[i - 1] >= _FLAT * rates[i - 2]
-        if level and _NEGLIGIBLE * peak <= rates[i] <= _DROP * rates[i - 1]:
+    changes = np.flatnonzero(np.diff(rates)) + 1
+    for k, i in enumerate(changes):
+        dropped = _NEGLIGIBLE * peak <= rates[i] <= _DROP * rates[i - 1]
+        if i >= max(len(before), 2) and dropped and not _smooth(rates, changes[: k + 1]):
             return "the learning rate is still to drop"
     return None
+
+
+def _smooth(rates: Array, changes: NDArray[np.int64]) -> bool:
+    """Whether the last of these changes ends a decay in small steps.
+
+    A step may take several evaluations, all at one rate: steps that come at the same pace belong
+    together.
+    """
+    last = changes[-1]
+    if rates[last - 1] < _FLAT * rates[last - 2]:
+        return True
+    lengths = np.diff(np.concatenate([[0], changes]))
+    for k in range(len(changes) - 2, -1, -1):
+        if abs(int(lengths[k + 1]) - int(lengths[-1])) > 1 or lengths[-1] == 1:
+            return False
+        if _DROP < rates[changes[k]] / rates[changes[k] - 1] < _FLAT:
+            return True
+    return False
 
 
 def may_drop(rate: float, factor: float, lowest: float, peak: float) -> bool:

@@ -20,6 +20,7 @@ from strategies.early_stopping.history import oriented
 from strategies.early_stopping.modes import mode_of
 from strategies.early_stopping.train.curves import LearningCurve
 
+_FORECAST = ("_p_improve", "_expected_best")  # what the callbacks log with `log_forecast`
 _TRAIN = ("train_loss_epoch", "train_loss", "train/loss", "train/box_loss", "loss", "training_loss")
 _HELD_OUT = ("val", "eval", "test", "metrics/")
 _PLACE = ("epoch", "step", "_step", "global_step")
@@ -67,7 +68,7 @@ def curves_in(lines: Iterable[Line], group: str) -> Iterator[LearningCurve]:
     logged = list(lines)
     names = dict.fromkeys(name for line in logged for name in line)
     for name in names:
-        if not name.lower().startswith(_HELD_OUT):
+        if not name.lower().startswith(_HELD_OUT) or name.endswith(_FORECAST):
             continue
         try:
             mode = mode_of(name)

@@ -64,3 +64,30 @@ def test_three_drops_by_ten_count_whatever_the_rounding() -> None:
     for kind in (np.float32, np.float64):
         said = [reason_to_wait(rates.astype(kind)[:n], rates.astype(kind)[n:]) for n in (14, 19)]
         assert said == ["the learning rate is still to drop", None]
+
+
+@pytest.mark.parametrize("pace", [1, 2, 4, 7])
+@pytest.mark.parametrize("epochs", [12, 20, 60, 200])
+@pytest.mark.parametrize("kind", ["cosine", "square", "linear", "exponential"])
+def test_smooth_decay_is_none_at_any_number_of_evaluations_per_step(
+    kind: str, epochs: int, pace: int
+) -> None:
+    left = 1 - np.arange(epochs) / epochs
+    decays = {
+        "cosine": (1 + np.cos(np.pi * (1 - left))) / 2,
+        "square": left**2,
+        "linear": left,
+        "exponential": 0.8 ** np.arange(epochs),
+    }
+    rates = np.repeat(decays[kind], pace)
+    for done in range(3 * pace, len(rates), 3):
+        assert reason_to_wait(rates[:done], rates[done:]) is None
+
+
+@pytest.mark.parametrize("pace", [1, 4])
+@pytest.mark.parametrize("factor", [0.1, 0.5])
+def test_steps_are_drops_at_any_number_of_evaluations_per_epoch(factor: float, pace: int) -> None:
+    rates = np.repeat(factor ** (np.arange(30) // 10).astype(float), pace)
+    assert reason_to_wait(rates[: 5 * pace], rates[5 * pace :]) is not None
+    assert reason_to_wait(rates[: 15 * pace], rates[15 * pace :]) is not None
+    assert reason_to_wait(rates[: 20 * pace + 1], rates[20 * pace + 1 :]) is None

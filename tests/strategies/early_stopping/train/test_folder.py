@@ -54,6 +54,12 @@ def test_keras_history(tmp_path: Path) -> None:
     check(one(tmp_path, "val_loss"))
 
 
+def test_what_a_callback_forecast_is_no_metric(tmp_path: Path) -> None:
+    names = ("val_loss", "val_loss_p_improve", "val_loss_expected_best")
+    (tmp_path / "history.json").write_text(json.dumps(dict.fromkeys(names, LOSSES)))
+    assert [curve.metric for curve in read_folder(tmp_path)] == ["val_loss"]
+
+
 def test_transformers(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = []
     for e in range(4):
