@@ -19,11 +19,23 @@ from strategies import __version__  # noqa: E402
 
 if TYPE_CHECKING:
     from lightning_ext.callbacks import LayerwiseLRDecay, PredictiveEarlyStopping
+    from lightning_ext.parallel import PipelinePart
+    from lightning_ext.strategies import ThreeDParallelStrategy
 
-__all__ = ["LayerwiseLRDecay", "PredictiveEarlyStopping", "__version__"]
+__all__ = [
+    "LayerwiseLRDecay",
+    "PipelinePart",
+    "PredictiveEarlyStopping",
+    "ThreeDParallelStrategy",
+    "__version__",
+]
 
 # Torch and Lightning load on first use, so that importing this package costs next to nothing.
 _HOME = dict.fromkeys(["LayerwiseLRDecay", "PredictiveEarlyStopping"], "lightning_ext.callbacks")
+_HOME |= {
+    "PipelinePart": "lightning_ext.parallel",
+    "ThreeDParallelStrategy": "lightning_ext.strategies",
+}
 
 
 def __getattr__(name: str) -> Any:

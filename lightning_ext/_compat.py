@@ -34,14 +34,17 @@ pl = _choose()
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.callbacks import EarlyStopping
+    from lightning.pytorch.strategies import ParallelStrategy
 else:
     Callback, LightningModule, Trainer = pl.Callback, pl.LightningModule, pl.Trainer
     EarlyStopping = import_module(f"{pl.__name__}.callbacks").EarlyStopping
+    ParallelStrategy = import_module(f"{pl.__name__}.strategies").ParallelStrategy
 
 __all__ = [
     "Callback",
     "EarlyStopping",
     "LightningModule",
+    "ParallelStrategy",
     "Trainer",
     "callbacks_of",
     "is_lightning_class",
@@ -50,6 +53,8 @@ __all__ = [
     "pl",
     "rank_zero_info",
     "rank_zero_warn",
+    "set_rank",
+    "subprocess_launcher",
 ]
 
 _utilities = import_module(f"{pl.__name__}.utilities")
@@ -97,3 +102,25 @@ def logged_at(trainer: Trainer, epoch_over: bool) -> int:
     # there is no public name: Lightning's own LearningRateMonitor reads this one.
     step: int = trainer.fit_loop.epoch_loop._batches_that_stepped
     return step - epoch_over
+
+
+def set_rank(rank: int) -> None:
+    """Tell Lightning, of which rank this process is, for what only rank zero says.
+
+    Args:
+        rank: Of this process, in all.
+    """
+    _utilities.rank_zero_only.rank = rank
+
+
+def subprocess_launcher(environment: Any, processes: int, nodes: int) -> Any:
+    """What starts the other processes of this node with the same script.
+
+    Args:
+        environment: Cluster environment of the run.
+        processes: On this node.
+        nodes: In all.
+    """
+    launchers = import_module(f"{pl.__name__}.strategies.launchers")
+    # All of Lightning's own strategies use it; there is no public one.
+    return launchers._SubprocessScriptLauncher(environment, processes, nodes)

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 _STUB = {
     "__init__.py": "class Callback: ...\nclass LightningModule: ...\nclass Trainer: ...\n",
     "utilities.py": "def rank_zero_info(*args): ...\ndef rank_zero_warn(*args): ...\n",
+    "strategies.py": "class ParallelStrategy: ...\n",
     "callbacks.py": "class EarlyStopping: ...\nclass LearningRateMonitor: ...\n",
 }
 _FOLDERS = {"lightning": "lightning/pytorch", "pytorch_lightning": "pytorch_lightning"}

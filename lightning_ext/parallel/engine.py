@@ -1,0 +1,303 @@
+"""One training or evaluation step on all stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from lightning_ext.parallel import calls, microbatches, transport
+from lightning_ext.parallel.gradients import Deposit, Gradients
+from lightning_ext.parallel.logs import Record, combined_outputs
+from lightning_ext.parallel.mesh import Mesh
+from lightning_ext.parallel.parts import Pipeline, PipelinePart
+
+Context = Callable[[], AbstractContextManager[Any]]
+_KEPT = 8  # shapes of batches for which buffers are kept
+_SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+class Engine:
+    """Runs the user's steps.
+
+    Args:
+        mesh: The ranks.
+        root: The LightningModule.
+        pipeline: What is cut into stages; None with one stage.
+        parts: Of this stage.
+        gradients: Of this rank.
+        schedule: Name of the schedule.
+        count: Microbatches asked for, or None.
+        seed: The same on all ranks.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        root: nn.Module,
+        pipeline: Pipeline | None,
+        parts: Sequence[PipelinePart],
+        gradients: Gradients,
+        schedule: str,
+        count: int | None,
+        seed: int,
+    ) -> None:
+        self.mesh, self.root, self.pipeline, self.parts = mesh, root, pipeline, parts
+        self.gradients, self.schedule, self.count, self.seed = gradients, schedule, count, seed
+        self.accumulating = False
+        self._schedules: dict[Any, Any] = {}
+        self._step: _Step | None = None
+
+    @property
+    def needs_inputs(self) -> bool:
+        """Whether this stage looks at what the model is called with."""
+        return self.mesh.first or any(part.takes for part in self.parts)
+
+    def run_parts(self, state: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
+        """This stage's part of the model."""
+        output: Any = state
+        for i, part in enumerate(self.parts):
+            output = part(state, inputs, self.mesh.first and i == 0)
+            state = output if isinstance(output, tuple) else (output,)
+        return output if self.mesh.last else state
+
+    def train(self, args: tuple[Any, ...], number: int, context: Context) -> Any:
+        """A training step: losses and gradients of all microbatches.
+
+        Args:
+            args: Of `training_step`; the batch comes first.
+            number: Of the step, the same on all ranks.
+            context: In which the model runs (autocast).
+
+        Returns:
+            What `training_step` returns, on every rank, with a loss whose backward pass brings
+            the gradients.
+        """
+        count = microbatches.count_for(
+            microbatches.batch_size(args[0]), self.count, self.mesh.layout.pipeline
+        )
+        step = _Step(self, microbatches.chunks(args[0], count), args[1:], number, context)
+        before = self.gradients.take()
+        try:
+            if self.pipeline is None:
+                for i in range(count):
+                    step.alone(i).backward()
+            else:
+                self._run(step, count)
+            found = self.gradients.take()
+        finally:
+            self.gradients.put(before)
+        return self._returned(step, found)
+
+    def _run(self, step: _Step, count: int) -> None:
+        key = (count, microbatches.key_of(step.batches[0]))
+        if key not in self._schedules:
+            if len(self._schedules) >= _KEPT:
+                self._schedules.pop(next(iter(self._schedules)))
+            self._schedules[key] = self._make(step, count)
+        self._step = step
+        index = torch.arange(count)
+        try:
+            self._schedules[key].step(index=index, target=index, return_outputs=False)
+        finally:
+            self._step = None
+
+    def _make(self, step: _Step, count: int) -> Any:
+        """A schedule for one shape of microbatches."""
+        received, sent = self._shapes(step)
+        stage = PipelineStage(
+            _Stage(self),
+            self.mesh.stage,
+            self.mesh.layout.pipeline,
+            self.mesh.device,
+            input_args=_empty(received) or torch.empty(0, device="meta"),
+            output_args=_empty(sent) or torch.empty(0, device="meta"),
+            group=self.mesh.pipeline,
+        )
+        few = count < self.mesh.layout.pipeline
+        kind = _SCHEDULES["gpipe" if few else self.schedule]
+        return kind(stage, count, loss_fn=lambda loss, _: loss, scale_grads=False)
+
+    def _shapes(self, step: _Step) -> tuple[list[transport.Meta], list[transport.Meta]]:
+        """What this stage receives and sends, by a trial run of the first microbatch.
+
+        torch could find out by itself, but would call the loss function, and with it the user's
+        `training_step`, once more, and would run embeddings on indices that nobody has set.
+        """
+        buffers = [b for b in self.root.buffers() if not b.is_meta]
+        kept = [b.clone() for b in buffers]
+        state: tuple[Tensor, ...] = ()
+        if not self.mesh.first:
+            before = self.mesh.stage_rank(self.mesh.stage - 1)
+            state = transport.receive(before, self.mesh.pipeline, self.mesh.device)
+        received = transport.meta_of(state)
+        sent: list[transport.Meta] = []
+        if not self.mesh.last:
+            output = step.forward(0, state)
+            sent = transport.meta_of(output)
+            transport.send(output, self.mesh.stage_rank(self.mesh.stage + 1), self.mesh.pipeline)
+        with torch.no_grad():
+            for buffer, value in zip(buffers, kept, strict=True):
+                buffer.copy_(value)
+        return received, sent
+
+    def forward(self, index: int, state: tuple[Tensor, ...]) -> Any:
+        """One microbatch through this stage; on the last one, its share of the loss."""
+        assert self._step is not None
+        if not self.mesh.last:
+            return self._step.forward(index, state)
+        return self._step.finish(index, self._step.forward(index, state))
+
+    def _returned(self, step: _Step, found: Sequence[Tensor | None]) -> Any:
+        here = None
+        if self.mesh.last:
+            loss = torch.stack(step.losses).mean()
+            here = (loss.cpu(), step.record.combined(), combined_outputs(step.outputs),
+                    isinstance(step.outputs[-1], dict))  # fmt: skip
+            here = self._of_first_data(here)
+        source = self.mesh.last_in_model
+        loss, logged, extras, as_dict = transport.share(here, source, self.mesh.model)
+        log: Any = self.root.log
+        for name, value, options in logged:
+            log(name, value.to(self.mesh.device), **options)
+        loss = loss.to(self.mesh.device)
+        anchor = torch.zeros((), requires_grad=True, device=self.mesh.device)
+        loss = Deposit.apply(anchor, loss, lambda factor: self._bring(found, factor))
+        return {"loss": loss, **extras} if as_dict else loss
+
+    def _of_first_data(self, here: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Logged values that are not to be averaged over ranks are those of the first one."""
+        if self.mesh.layout.data == 1 or not here[1]:
+            return here
+        source = self.mesh.layout.rank(self.mesh.stage, 0, self.mesh.tensor_rank)
+        firsts = transport.share(here[1], source, self.mesh.data)
+        mixed = [
+            own if own[2].get("sync_dist") else first
+            for own, first in zip(here[1], firsts, strict=True)
+        ]
+        return (here[0], mixed, *here[2:])
+
+    def _bring(self, found: Sequence[Tensor | None], factor: Tensor) -> None:
+        self.gradients.add(found, factor)
+        if not self.accumulating:
+            self.gradients.sum_over_stages()
+            self.gradients.mean_over_data()
+
+    def evaluate(self, step: Callable[[], Any], number: int) -> Any:
+        """A step without gradients: the whole batch at once, its output on every stage.
+
+        Args:
+            step: The user's own.
+            number: Of the step, the same on all ranks.
+        """
+        if self.pipeline is None:
+            return step()
+        module, name = self.pipeline.module, self.pipeline.name
+        numbers = (self.seed, self.mesh.data_rank, number, 1)
+        inputs: dict[str, Any] = {}
+        with microbatches.seeded(*numbers):
+            args, kwargs = calls.inputs_of(module, name, step)
+        if self.needs_inputs:
+            inputs = self.pipeline.bind(args, kwargs)
+        state: tuple[Tensor, ...] = ()
+        if not self.mesh.first:
+            before = self.mesh.stage_rank(self.mesh.stage - 1)
+            state = transport.receive(before, self.mesh.pipeline, self.mesh.device)
+        output = self.run_parts(state, inputs)
+        if not self.mesh.last:
+            transport.send(output, self.mesh.stage_rank(self.mesh.stage + 1), self.mesh.pipeline)
+        source = self.mesh.stage_rank(self.mesh.layout.pipeline - 1)
+        output = transport.share_output(output, source, self.mesh.pipeline, self.mesh.device)
+        with microbatches.seeded(*numbers):
+            return calls.with_output(module, name, output, step)
+
+
+class _Step:
+    """One training step on one stage."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        batches: list[Any],
+        rest: tuple[Any, ...],
+        number: int,
+        context: Context,
+    ) -> None:
+        self.engine, self.batches, self.rest, self.context = engine, batches, rest, context
+        self.numbers = (engine.seed, engine.mesh.data_rank, number)
+        self.record = Record()
+        self.losses: list[Tensor] = []
+        self.outputs: list[Any] = []
+
+    def _call(self, index: int) -> Any:
+        training_step: Any = self.engine.root.training_step
+        return training_step(self.batches[index], *self.rest)
+
+    def _inputs(self, index: int) -> dict[str, Any]:
+        pipeline = self.engine.pipeline
+        assert pipeline is not None
+        with microbatches.seeded(*self.numbers, index), Record().of(self.engine.root):
+            found = calls.inputs_of(pipeline.module, pipeline.name, lambda: self._call(index))
+        return pipeline.bind(*found)
+
+    def forward(self, index: int, state: tuple[Tensor, ...]) -> Any:
+        """One microbatch through this stage."""
+        with self.context():
+            inputs = self._inputs(index) if self.engine.needs_inputs else {}
+            with microbatches.seeded(*self.numbers, index, self.engine.mesh.stage):
+                return self.engine.run_parts(state, inputs)
+
+    def finish(self, index: int, output: Any) -> Tensor:
+        """The user's step with the output of the model, on the last stage."""
+        pipeline = self.engine.pipeline
+        assert pipeline is not None
+        with (
+            self.context(),
+            microbatches.seeded(*self.numbers, index),
+            self.record.of(self.engine.root),
+        ):
+            returned = calls.with_output(
+                pipeline.module, pipeline.name, output, lambda: self._call(index)
+            )
+        return self._loss(returned)
+
+    def alone(self, index: int) -> Tensor:
+        """The user's step where there is one stage only."""
+        several = len(self.batches) > 1
+        recorded = self.record.of(self.engine.root) if several else nullcontext()
+        with self.context(), recorded:
+            return self._loss(self._call(index))
+
+    def _loss(self, returned: Any) -> Tensor:
+        loss = returned["loss"] if isinstance(returned, dict) else returned
+        if not isinstance(loss, Tensor):
+            raise TypeError(
+                f"training_step must return a loss, or a dict with a 'loss', got {returned!r}; to "
+                "skip a batch is not possible on several ranks"
+            )
+        self.losses.append(loss.detach())
+        self.outputs.append(returned)
+        return loss / len(self.batches)
+
+
+class _Stage(nn.Module):
+    """What torch's schedules call."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self.run = engine.forward
+
+    def forward(self, *state: Tensor, index: Tensor) -> Any:
+        """Run the microbatch with this index."""
+        return self.run(int(index), state)
+
+
+def _empty(metas: list[transport.Meta]) -> tuple[Tensor, ...]:
+    return tuple(
+        torch.empty(shape, dtype=dtype, device="meta", requires_grad=wants)
+        for shape, dtype, wants in metas
+    )

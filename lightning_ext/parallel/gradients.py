@@ -1,0 +1,173 @@
+"""Gradients of all ranks: their mean over the data axis, sums over stages, and their norm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from lightning_ext.parallel.mesh import Mesh
+
+_BUCKET = 25 * 2**20  # bytes sent at once
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's piece, sharing memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Gradients:
+    """The gradients of what this rank holds.
+
+    Args:
+        mesh: The ranks.
+        own: Parameters that only this stage holds.
+        shared: Parameters that several stages hold, by these stages: tied weights, and what is
+            outside the pipelined module.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        own: Sequence[nn.Parameter],
+        shared: dict[tuple[int, ...], list[nn.Parameter]],
+        groups: dict[tuple[int, ...], dist.ProcessGroup],
+    ) -> None:
+        self.mesh, self.own, self.shared, self.groups = mesh, list(own), shared, groups
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All that this rank holds."""
+        return [*self.own, *(p for group in self.shared.values() for p in group)]
+
+    def take(self) -> list[Tensor | None]:
+        """Take the gradients away."""
+        taken = [_like(p) for p in self.parameters]
+        for p in self.parameters:
+            p.grad = None
+        return taken
+
+    def put(self, gradients: Iterable[Tensor | None]) -> None:
+        """Put gradients in place of what is there."""
+        for p, gradient in zip(self.parameters, gradients, strict=True):
+            p.grad = gradient
+
+    def add(self, gradients: Iterable[Tensor | None], factor: Tensor) -> None:
+        """Add gradients times a factor."""
+        for p, gradient in zip(self.parameters, gradients, strict=True):
+            if gradient is None:
+                continue
+            local(gradient).mul_(factor)
+            if p.grad is None:
+                p.grad = gradient
+            else:
+                local(p.grad).add_(local(gradient))
+
+    def sum_over_stages(self) -> None:
+        """Add up what the stages that share a parameter have found."""
+        for stages, parameters in self.shared.items():
+            if len(stages) > 1:
+                _reduce(parameters, self.groups[stages], 1)
+
+    def mean_over_data(self) -> None:
+        """Take the mean over the data axis."""
+        if self.mesh.layout.data > 1:
+            _reduce(self.parameters, self.mesh.data, self.mesh.layout.data)
+
+    def norm(self, parameters: Iterable[nn.Parameter]) -> Tensor:
+        """The 2-norm of the gradients of some parameters, over all stages and pieces."""
+        asked = {id(p) for p in parameters}
+        first = self.mesh.stage
+        mine = [p for p in self.own if id(p) in asked]
+        for stages, group in self.shared.items():
+            mine += [p for p in group if id(p) in asked and stages[0] == first]
+        squares = torch.zeros(2, dtype=torch.float64, device=self.mesh.device)
+        for p in mine:
+            if p.grad is not None:
+                split = isinstance(p.grad, DTensor) and p.grad.placements[0].is_shard()
+                square = torch.linalg.vector_norm(local(p.grad), dtype=torch.float64) ** 2
+                squares[int(split)] += square
+        if self.mesh.layout.tensor > 1:
+            dist.all_reduce(squares[1:], group=self.mesh.tensor.get_group())
+        total = squares.sum()
+        if self.mesh.layout.pipeline > 1:
+            dist.all_reduce(total, group=self.mesh.pipeline)
+        return total.sqrt()
+
+    def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> None:
+        """Scale the gradients so that their norm is at most `limit`, as torch does."""
+        factor = (limit / (self.norm(parameters) + 1e-6)).clamp(max=1.0)
+        for p in parameters:
+            if p.grad is not None:
+                gradient = local(p.grad)
+                gradient.mul_(factor.to(gradient.dtype))
+
+
+def _like(p: nn.Parameter) -> Tensor | None:
+    """The gradient, cut as its parameter is."""
+    if isinstance(p.grad, DTensor) and isinstance(p, DTensor):
+        return p.grad.redistribute(placements=p.placements)
+    return p.grad
+
+
+def _reduce(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, divisor: int) -> None:
+    """Sum, then divide. A gradient that no rank has stays away, so that optimizers skip it."""
+    buckets: list[list[nn.Parameter]] = []
+    size = 0
+    for p in parameters:
+        if not buckets or size > _BUCKET or buckets[-1][0].dtype != p.dtype:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(p)
+        size += local(p).numel() * p.element_size()
+    under_way: list[tuple[list[nn.Parameter], Tensor, Any]] = []
+    for bucket in buckets:
+        flat = [
+            torch.zeros_like(local(p).data) if p.grad is None else local(p.grad) for p in bucket
+        ]
+        present = flat[0].new_tensor([float(p.grad is not None) for p in bucket])
+        buffer = torch.cat([*(x.reshape(-1) for x in flat), present])
+        work = dist.all_reduce(buffer, group=group, async_op=True)
+        under_way.append((bucket, buffer, work))
+    for bucket, buffer, work in under_way:
+        work.wait()
+        sizes = [local(p).numel() for p in bucket]
+        *pieces, present = buffer.split([*sizes, len(bucket)])
+        for p, piece, there in zip(bucket, pieces, present.tolist(), strict=True):
+            if there:
+                _set(p, piece.view_as(local(p)).div(divisor))
+
+
+def _set(p: nn.Parameter, piece: Tensor) -> None:
+    if p.grad is not None:
+        local(p.grad).copy_(piece)
+    elif isinstance(p, DTensor):
+        p.grad = DTensor.from_local(
+            piece, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
+        )
+    else:
+        p.grad = piece
+
+
+class Deposit(torch.autograd.Function):
+    """A loss whose backward pass brings gradients that were computed before.
+
+    Lightning calls `training_step`, then `zero_grad`, then `backward`: what a pipeline computes
+    inside `training_step` has to wait until then.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, loss: Tensor, bring: Any) -> Tensor:
+        """The loss."""
+        ctx.bring = bring
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Bring the gradients, times that of the loss."""
+        ctx.bring(grads[0])
+        return torch.zeros_like(grads[0]), None, None

@@ -1,0 +1,67 @@
+"""A batch cut into microbatches, and random numbers that every stage draws alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+
+def batch_size(batch: Any) -> int:
+    """Items of a batch: the size of the first dim of the first tensor that has one."""
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.ndim:
+            return len(leaf)
+    raise ValueError(
+        f"the batch, a {type(batch).__name__}, has no tensor with a batch dim; let the DataLoader "
+        "return tensors, or lists, tuples and dicts of them"
+    )
+
+
+def chunks(batch: Any, count: int) -> list[Any]:
+    """Equal parts of a batch; what does not have its size is in all of them."""
+    size = batch_size(batch)
+
+    def part(i: int) -> Any:
+        def cut(tensor: Tensor) -> Tensor:
+            return tensor.chunk(count)[i] if tensor.ndim and len(tensor) == size else tensor
+
+        return tree_map_only(Tensor, cut, batch)
+
+    return [batch] if count == 1 else [part(i) for i in range(count)]
+
+
+def count_for(size: int, wanted: int | None, stages: int) -> int:
+    """Number of microbatches: the largest that divides the batch and is not more than wanted."""
+    most = min(size, wanted or (1 if stages == 1 else 4 * stages))
+    return next(n for n in range(most, 0, -1) if size % n == 0)
+
+
+def key_of(batch: Any) -> tuple[Any, ...]:
+    """What decides the shapes of the activations."""
+    return tuple((tuple(x.shape), x.dtype) for x in tree_leaves(batch) if isinstance(x, Tensor))
+
+
+@contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Seed torch, numpy and Python by some numbers, and put their states back afterwards."""
+    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda)

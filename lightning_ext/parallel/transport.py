@@ -1,0 +1,68 @@
+"""Tensors and small values between ranks, where shapes are not known beforehand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+Meta = tuple[tuple[int, ...], torch.dtype, bool]
+
+
+def meta_of(tensors: tuple[Tensor, ...]) -> list[Meta]:
+    """Shape, type and whether a gradient flows, of each."""
+    return [(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors]
+
+
+def send(tensors: tuple[Tensor, ...], to: int, group: dist.ProcessGroup) -> None:
+    """Send tensors with their shapes to a rank, numbered among all."""
+    dist.send_object_list([meta_of(tensors)], dst=to, group=group)
+    for tensor in tensors:
+        dist.send(tensor.detach().contiguous(), dst=to, group=group)
+
+
+def receive(source: int, group: dist.ProcessGroup, device: torch.device) -> tuple[Tensor, ...]:
+    """Receive what `send` sends."""
+    metas: list[Any] = [None]
+    dist.recv_object_list(metas, src=source, group=group)
+    received = []
+    for shape, dtype, wants in metas[0]:
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        dist.recv(tensor, src=source, group=group)
+        received.append(tensor.requires_grad_(wants))
+    return tuple(received)
+
+
+def share(value: Any, source: int, group: dist.ProcessGroup | None = None) -> Any:
+    """A value of one rank, numbered among all, on every rank of a group (or of all)."""
+    if dist.get_world_size(group) == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=source, group=group)
+    return box[0]
+
+
+def share_output(output: Any, source: int, group: dist.ProcessGroup, device: torch.device) -> Any:
+    """The output of a model, of any nesting, on every rank of a group."""
+    if dist.get_world_size(group) == 1:
+        return output
+    here = dist.get_rank() == source
+    leaves, spec = tree_flatten(output) if here else ([], None)
+    tensors = [x for x in leaves if isinstance(x, Tensor)]
+    others = [None if isinstance(x, Tensor) else x for x in leaves]
+    which = [isinstance(x, Tensor) for x in leaves]
+    metas, which, others, spec = share(
+        (meta_of(tuple(tensors)), which, others, spec), source, group
+    )
+    if not here:
+        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in metas]
+    for i, tensor in enumerate(tensors):
+        tensors[i] = tensor.detach().contiguous()
+        dist.broadcast(tensors[i], src=source, group=group)
+    arrived = iter(tensors)
+    return tree_unflatten(
+        [next(arrived) if t else o for t, o in zip(which, others, strict=True)], spec
+    )

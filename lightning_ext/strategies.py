@@ -1,0 +1,390 @@
+"""What goes into `Trainer(strategy=...)`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from lightning_ext import _compat
+from lightning_ext._compat import ParallelStrategy, Trainer
+from lightning_ext.parallel import checkpoint as checkpoint_of
+from lightning_ext.parallel import describe, transport
+from lightning_ext.parallel.engine import Engine
+from lightning_ext.parallel.gradients import Gradients
+from lightning_ext.parallel.mesh import Mesh
+from lightning_ext.parallel.parts import Pipeline, PipelinePart, find_pipeline
+from lightning_ext.parallel.split import drop_foreign, owners, split_tensors
+from strategies.parallel import SCHEDULES, Layout, TensorPlan, partition, tensor_plan
+from strategies.parallel.layout import check_whole
+from strategies.parallel.stages import bounds, checked_counts
+from strategies.parallel.tensor import TensorRule
+
+
+class ThreeDParallelStrategy(ParallelStrategy):
+    """Train an ordinary LightningModule on pipeline x data x tensor ranks, as one device would.
+
+    The module named by `pipeline_module` is cut into stages of consecutive parts, the linear layers
+    of its attention and MLPs are split over the tensor axis, and the rest of the ranks see other
+    data. `training_step` and all other hooks stay as they are. Ranks are ordered as in Megatron:
+    tensor fastest, then data, then pipeline.
+
+    Args:
+        pipeline: Stages. Default: 1.
+        tensor: Ranks over which tensors are split. Default: 1.
+        data: Copies of the model, or `"auto"`: as many as the devices allow. Default: `"auto"`.
+        microbatches: Parts into which each batch is cut. A batch that it does not divide is cut
+            into fewer. Default: None, up to four per stage.
+        schedule: `"gpipe"` or `"1f1b"`. Default: `"1f1b"`.
+        pipeline_module: Path of the module to cut, such as `"model"`: an `nn.Sequential`, or one
+            with a method `pipeline_parts()` that lists what `forward` runs in order (modules or
+            `PipelinePart`s). Default: None, the only such child of the LightningModule.
+        tensor_plan: `{pattern: "column" | "row" | "vocab" | "replicate"}` by module path, for what
+            is not recognised. Default: None.
+        layers_per_stage: Parts in each stage. Default: None, balanced by cost.
+        process_group_backend: `"gloo"`, `"nccl"`. Default: None, by device.
+        timeout: Of collectives, in seconds. Default: 1800.
+
+    Raises:
+        TypeError: A size is no whole number.
+        ValueError: A size is not positive, the schedule is unknown, or there are fewer
+            microbatches than stages in `1f1b`.
+
+    Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters using
+    Megatron-LM" (arXiv 2104.04473).
+
+    Example:
+        >>> ThreeDParallelStrategy(pipeline=2, tensor=2, microbatches=8)
+        ThreeDParallelStrategy(pipeline=2, tensor=2, data='auto', microbatches=8, schedule='1f1b')
+    """
+
+    def __init__(
+        self,
+        pipeline: int = 1,
+        tensor: int = 1,
+        data: int | Literal["auto"] = "auto",
+        microbatches: int | None = None,
+        schedule: str = "1f1b",
+        pipeline_module: str | None = None,
+        tensor_plan: Mapping[str, str] | None = None,
+        layers_per_stage: Sequence[int] | None = None,
+        process_group_backend: str | None = None,
+        timeout: float = 1800.0,
+    ) -> None:
+        super().__init__()
+        check_whole("pipeline", pipeline, "pass the number of stages")
+        check_whole("tensor", tensor, "pass the number of ranks that share each tensor")
+        if data != "auto":
+            check_whole("data", data, "pass the number of copies of the model, or 'auto'")
+        if microbatches is not None:
+            check_whole("microbatches", microbatches, "pass how many to cut a batch into, or None")
+        if schedule not in SCHEDULES:
+            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}")
+        if schedule == "1f1b" and microbatches is not None and microbatches < pipeline:
+            raise ValueError(
+                f"microbatches={microbatches} are fewer than pipeline={pipeline} stages, which "
+                f"schedule='1f1b' cannot run; pass at least {pipeline}, or schedule='gpipe'"
+            )
+        self.pipeline, self.tensor, self.data = pipeline, tensor, data
+        self.microbatches, self.schedule = microbatches, schedule
+        self.pipeline_module, self.tensor_plan = pipeline_module, tensor_plan
+        self.layers_per_stage, self.timeout = layers_per_stage, timeout
+        self.process_group_backend = process_group_backend
+        self.num_nodes = 1
+        self.mesh: Mesh | None = None
+        self.plan = TensorPlan()
+        self._engine: Engine | None = None
+        self._rules: dict[str, TensorRule] = {}
+        self._stages: dict[str, tuple[int, ...]] = {}
+
+    def __repr__(self) -> str:
+        names = ("pipeline", "tensor", "data", "microbatches", "schedule")
+        given = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"{type(self).__name__}({given})"
+
+    @property
+    def root_device(self) -> torch.device:
+        """Device of this process."""
+        assert self.parallel_devices is not None
+        return self.parallel_devices[self.local_rank]
+
+    @property
+    def num_processes(self) -> int:
+        """Processes on this node."""
+        return len(self.parallel_devices or ())
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether Lightning has to give each copy of the model its own samples."""
+        return self.num_nodes * self.num_processes > 1
+
+    @property
+    def layout(self) -> Layout:
+        """Sizes of the axes."""
+        return Layout.resolve(
+            self.num_nodes * self.num_processes, self.pipeline, self.tensor, self.data
+        )
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """Only the data axis sees other samples."""
+        at = self.layout.coordinates(self.global_rank)
+        return {"num_replicas": self.layout.data, "rank": at.data}
+
+    def _configure_launcher(self) -> None:
+        environment = self.cluster_environment
+        assert environment is not None
+        if not environment.creates_processes_externally:
+            self._launcher = _compat.subprocess_launcher(
+                environment, self.num_processes, self.num_nodes
+            )
+
+    def setup_environment(self) -> None:
+        """Check sizes, then connect the processes."""
+        layout, environment = self.layout, self.cluster_environment
+        assert environment is not None
+        if self.lightning_module is not None:
+            self._check(self.lightning_module)
+        super().setup_environment()
+        environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
+        environment.set_world_size(layout.world_size)
+        _compat.set_rank(self.global_rank)
+        if not dist.is_initialized():
+            os.environ.setdefault("MASTER_ADDR", environment.main_address)
+            os.environ.setdefault("MASTER_PORT", str(environment.main_port))
+            device = self.root_device.type
+            dist.init_process_group(
+                self.process_group_backend or dist.get_default_backend_for_device(device),
+                rank=self.global_rank,
+                world_size=layout.world_size,
+                timeout=timedelta(seconds=self.timeout),
+            )
+        self.mesh = Mesh.of(layout, self.root_device)
+
+    def _check(self, module: nn.Module) -> tuple[Pipeline | None, list[list[PipelinePart]]]:
+        """Everything about the model that can be wrong, before anything is made."""
+        if not getattr(module, "automatic_optimization", True):
+            raise ValueError(
+                "ThreeDParallelStrategy cannot run manual optimization, where training_step calls "
+                "backward itself; use automatic optimization"
+            )
+        pipeline, stages = None, [[]]  # type: tuple[Pipeline | None, list[list[PipelinePart]]]
+        if self.pipeline > 1:
+            pipeline = find_pipeline(module, self.pipeline_module, self.pipeline)
+            if self.layers_per_stage is None:
+                counts = partition(describe.costs(pipeline.parts), self.pipeline)
+            else:
+                counts = checked_counts(self.layers_per_stage, self.pipeline, pipeline.names)
+            stages = [list(pipeline.parts[b:e]) for b, e in bounds(counts)]
+        roots = describe.roots_of(module, pipeline.parts) if pipeline else [""]
+        self.plan = tensor_plan(describe.module_infos(module), self.tensor, self.tensor_plan, roots)
+        return pipeline, stages
+
+    def setup(self, trainer: Trainer) -> None:
+        """Cut the model, then make the optimizers."""
+        assert self.accelerator is not None
+        assert self.lightning_module is not None
+        self.accelerator.setup(trainer)
+        module = self.lightning_module
+        if self._engine is None or self._engine.root is not module:
+            self._cut(module)
+        self.model = self.precision_plugin.convert_module(module)
+        self.model_to_device()
+        if trainer.state.fn == "fit":
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+        self._clip_together()
+
+    def _cut(self, module: nn.Module) -> None:
+        mesh = self.mesh
+        assert mesh is not None
+        pipeline, stages = self._check(module)
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.data, src=0)
+        self._stages = owners(module, stages)
+        drop_foreign(module, self._stages, mesh.stage)
+        self.precision_plugin.convert_module(module)
+        self.model_to_device()
+        self._rules = split_tensors(module, self.plan, mesh) if self.tensor > 1 else {}
+        seed = int(os.environ.get("PL_GLOBAL_SEED") or torch.initial_seed() % 2**31)
+        self._engine = Engine(
+            mesh, module, pipeline, stages[mesh.stage], self._gradients(module), self.schedule,
+            self.microbatches, transport.share(seed, 0),
+        )  # fmt: skip
+
+    def _gradients(self, module: nn.Module) -> Gradients:
+        """Parameters of this rank, by the stages that hold them, in the same order everywhere."""
+        mesh = self.mesh
+        assert mesh is not None
+        groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        for stages in sorted(set(self._stages.values())):
+            if 1 < len(stages) < mesh.layout.pipeline:
+                lines = mesh.layout.groups("pipeline")
+                ranks = [[line[stage] for stage in stages] for line in lines]
+                own, _ = dist.new_subgroups_by_enumeration(ranks)
+                groups[stages] = own
+            else:
+                groups[stages] = mesh.pipeline
+        own_parameters: list[nn.Parameter] = []
+        shared: dict[tuple[int, ...], list[nn.Parameter]] = {}
+        for name, parameter in module.named_parameters():
+            stages = self._stages[name]
+            if mesh.stage not in stages or not parameter.requires_grad:
+                continue
+            if len(stages) == 1:
+                own_parameters.append(parameter)
+            else:
+                shared.setdefault(stages, []).append(parameter)
+        ordered = {stages: shared[stages] for stages in sorted(shared)}
+        return Gradients(mesh, own_parameters, ordered, groups)
+
+    def _clip_together(self) -> None:
+        """The norm of all ranks, where the plug-in would take that of this one."""
+        engine, plugin = self._engine, self.precision_plugin
+        assert engine is not None
+
+        def clip_grad_by_norm(optimizer: Any, clip_val: float) -> None:
+            engine.gradients.clip(list(plugin.main_params(optimizer)), clip_val)
+
+        plugin.clip_grad_by_norm = clip_grad_by_norm  # type: ignore[method-assign]
+
+    def model_to_device(self) -> None:
+        """Move what this rank holds."""
+        self._move(self.root_device)
+
+    def _move(self, device: torch.device) -> None:
+        assert self.lightning_module is not None
+        tensors = [*self.lightning_module.parameters(), *self.lightning_module.buffers()]
+        for tensor in tensors:
+            # Pieces are made where they belong.
+            if not tensor.is_meta and not isinstance(tensor, DTensor) and tensor.device != device:
+                tensor.data = tensor.data.to(device)
+
+    def _number(self) -> int:
+        trainer = self._trainer
+        return int(trainer.fit_loop.epoch_loop.total_batch_idx) if trainer.training else 0
+
+    @property
+    def _trainer(self) -> Trainer:
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's, on all microbatches and stages."""
+        assert self._engine is not None
+        return self._engine.train(
+            (*args, *kwargs.values()), self._number(), self.precision_plugin.train_step_context
+        )
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's, on the whole batch."""
+        return self._evaluate("validation_step", args, kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's, on the whole batch."""
+        return self._evaluate("test_step", args, kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's, on the whole batch."""
+        return self._evaluate("predict_step", args, kwargs)
+
+    def _evaluate(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        assert self._engine is not None
+        step = partial(getattr(self.lightning_module, name), *args, **kwargs)
+        number = next((x for x in (*args[1:], *kwargs.values()) if isinstance(x, int)), 0)
+        with self.precision_plugin.val_step_context():
+            return self._engine.evaluate(step, number)
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """While gradients accumulate, ranks do not exchange them."""
+        assert self._engine is not None
+        self._engine.accumulating = True
+        try:
+            yield
+        finally:
+            self._engine.accumulating = False
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all ranks."""
+        if dist.is_initialized():
+            dist.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """An object of one rank on all."""
+        return transport.share(obj, src) if dist.is_initialized() else obj
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Mean or sum over the data axis; along the others all ranks have the same."""
+        if not isinstance(tensor, Tensor) or self.mesh is None:
+            return tensor
+        total = tensor.clone() if tensor.is_floating_point() else tensor.float()
+        dist.all_reduce(total, group=self.mesh.data)
+        mean = str(reduce_op).rpartition(".")[2].lower() in ("mean", "avg")
+        return total / self.mesh.layout.data if mean else total.to(tensor.dtype)
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Values along the data axis."""
+        assert self.mesh is not None
+        return super().all_gather(tensor, group=group or self.mesh.data, sync_grads=sync_grads)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Whether all ranks, or any, say yes."""
+        votes = torch.tensor(int(decision), device=self.root_device)
+        dist.all_reduce(votes)
+        return int(votes) == self.world_size if all else bool(votes)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The model as one process would save it, on rank zero; what is here, on the others."""
+        assert self.mesh is not None
+        assert self.lightning_module is not None
+        state = self.lightning_module.state_dict()
+        return checkpoint_of.whole_state(state, self._stages, self._rules, self.mesh)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Take from the state of a whole model what belongs here."""
+        assert self.lightning_module is not None
+        module, state = self.lightning_module, checkpoint["state_dict"]
+        if self._engine is not None and self._engine.root is module:
+            assert self.mesh is not None
+            state = checkpoint_of.pieces(state, module, self._rules, self.mesh)
+        else:
+            # Lightning loads before it converts, which would round what is in double precision.
+            self.precision_plugin.convert_module(module)
+        module.load_state_dict(state, strict=strict)
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """The state of an optimizer as one process would save it, on rank zero."""
+        assert self.mesh is not None
+        return checkpoint_of.whole_optimizer(optimizer, self._names(), self._rules, self.mesh)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Take from the state of whole optimizers what belongs here."""
+        assert self.mesh is not None
+        names, rules, mesh = self._names(), self._rules, self.mesh
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            own = checkpoint_of.optimizer_pieces(optimizer, state, names, rules, mesh)
+            optimizer.load_state_dict(own)
+
+    def _names(self) -> dict[int, str]:
+        assert self.lightning_module is not None
+        return {id(p): name for name, p in self.lightning_module.named_parameters()}
+
+    def teardown(self) -> None:
+        """Move what is here to the CPU, and let go of the devices."""
+        assert self.cluster_environment is not None
+        assert self.accelerator is not None
+        if self.lightning_module is not None:
+            self._move(torch.device("cpu"))
+        self.cluster_environment.teardown()
+        self.precision_plugin.teardown()
+        self.accelerator.teardown()
+        self.checkpoint_io.teardown()

@@ -1,0 +1,181 @@
+"""Small transformers as people write them, in the names of well-known models."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from lightning_ext.parallel import PipelinePart
+from lightning_ext.strategies import ThreeDParallelStrategy
+
+VOCABULARY, LENGTH, WIDTH, HEADS = 32, 8, 16, 4
+
+
+class CausalSelfAttention(nn.Module):
+    """As in nanoGPT: queries, keys and values in one layer, a mask as buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c_attn = nn.Linear(WIDTH, 3 * WIDTH)
+        self.c_proj = nn.Linear(WIDTH, WIDTH)
+        self.n_head, self.n_embd = HEADS, WIDTH
+        mask = torch.tril(torch.ones(LENGTH, LENGTH)).view(1, 1, LENGTH, LENGTH)
+        self.register_buffer("bias", mask)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.size()
+        q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
+        q, k, v = (y.view(b, t, self.n_head, c // self.n_head).transpose(1, 2) for y in (q, k, v))
+        weights = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+        weights = weights.masked_fill(self.bias[:, :, :t, :t] == 0, float("-inf"))
+        y = F.softmax(weights, dim=-1) @ v
+        return self.c_proj(y.transpose(1, 2).contiguous().view(b, t, c))
+
+
+class Attention(nn.Module):
+    """As in timm: queries, keys and values in one layer, five dims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = HEADS, WIDTH // HEADS
+        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, c = x.shape
+        qkv = self.qkv(x).reshape(b, n, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        x = F.scaled_dot_product_attention(q, k, v)
+        return self.proj(x.transpose(1, 2).reshape(b, n, c))
+
+
+class LlamaAttention(nn.Module):
+    """As in transformers: separate projections, fewer heads of keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.num_key_value_heads, self.head_dim = HEADS, HEADS // 2, WIDTH // HEADS
+        self.q_proj = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.k_proj = nn.Linear(WIDTH, WIDTH // 2, bias=False)
+        self.v_proj = nn.Linear(WIDTH, WIDTH // 2, bias=False)
+        self.o_proj = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (*x.shape[:-1], -1, self.head_dim)
+        q, k, v = (
+            p(x).view(shape).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        k, v = (y.repeat_interleave(2, dim=1) for y in (k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(y.transpose(1, 2).reshape(*x.shape[:-1], -1))
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+        self.up_proj = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+        self.down_proj = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attn = {"gpt2": CausalSelfAttention, "vit": Attention, "llama": LlamaAttention}[kind]()
+        self.mlp: nn.Module
+        if kind == "llama":
+            self.mlp = Gated()
+        else:
+            self.mlp = nn.Sequential(
+                nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class Transformer(nn.Module):
+    """Tied embedding and head."""
+
+    def __init__(self, kind: str, blocks: int = 8) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.h = nn.ModuleList([Block(kind) for _ in range(blocks)])
+        self.ln_f = nn.LayerNorm(WIDTH)
+        self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.lm_head.weight = self.wte.weight
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.wte(tokens) + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.h:
+            x = block(x)
+        return self.lm_head(self.ln_f(x))
+
+    def pipeline_parts(self) -> list[Any]:
+        embed = PipelinePart(self.embed, modules=(self.wte, self.wpe))
+        return [embed, *self.h, self.ln_f, self.lm_head]
+
+
+class Module(pl.LightningModule):
+    """Predicts the next token."""
+
+    def __init__(
+        self, kind: str = "gpt2", blocks: int = 8, items: int = 32, batch: int = 8
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = Transformer(kind, blocks)
+        self.items, self.batch = items, batch
+        self.seen: list[float] = []
+
+    def step(self, batch: Tensor) -> Tensor:
+        tokens, targets = batch[:, :-1], batch[:, 1:]
+        logits = self.model(tokens)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = self.step(batch[0])
+        self.log("train_loss", loss, on_step=True, on_epoch=True, prog_bar=True, sync_dist=True)
+        return loss
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = self.step(batch[0])
+        self.log("val_loss", loss, sync_dist=True)
+        return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        loss = outputs["loss"] if isinstance(outputs, dict) else outputs
+        self.seen.append(float(self.trainer.strategy.reduce(loss.detach())))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    def data(self) -> TensorDataset:
+        generator = torch.Generator().manual_seed(1)
+        return TensorDataset(
+            torch.randint(VOCABULARY, (self.items, LENGTH + 1), generator=generator)
+        )
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        data, strategy = self.data(), self.trainer.strategy
+        if not isinstance(strategy, ThreeDParallelStrategy):
+            return DataLoader(data, batch_size=self.batch)
+        # In order, which the sampler that Lightning puts in would not be.
+        sampler = DistributedSampler(data, shuffle=False, **strategy.distributed_sampler_kwargs)
+        return DataLoader(data, batch_size=self.batch // strategy.layout.data, sampler=sampler)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self.train_dataloader()
