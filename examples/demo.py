@@ -28,6 +28,7 @@ from examples import (  # noqa: E402
     early_stopping_lightning,
     layerwise_lr_decay_keras,
     layerwise_lr_decay_lightning,
+    three_d_parallel,
 )
 from strategies.early_stopping import plot  # noqa: E402
 from strategies.report import print_decisions  # noqa: E402
@@ -120,6 +121,8 @@ def main() -> int:
     folder.mkdir(exist_ok=True)
     learning_rates(folder / "layerwise_lr_decay.png")
     stopping(folder / "early_stopping.png")
+    print("\n3D parallelism: a small transformer on two processes ...")
+    three_d_parallel.run()
     print(f"Saved pictures to {folder} ({time.perf_counter() - start:.0f} s in all).")
     return 0
 

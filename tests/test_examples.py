@@ -25,6 +25,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
     for framework in ("Lightning", "Keras"):
         assert f"Decided in {framework}:" in done.stdout
     assert done.stdout.count("stopping saves") == 2
+    assert "The first process holds" in done.stdout
 
 
 def test_every_example_is_in_the_demonstration() -> None:
