@@ -53,6 +53,7 @@ __all__ = [
     "pl",
     "rank_zero_info",
     "rank_zero_warn",
+    "seed_worker",
     "set_rank",
     "subprocess_launcher",
 ]
@@ -102,6 +103,17 @@ def logged_at(trainer: Trainer, epoch_over: bool) -> int:
     # there is no public name: Lightning's own LearningRateMonitor reads this one.
     step: int = trainer.fit_loop.epoch_loop._batches_that_stepped
     return step - epoch_over
+
+
+def seed_worker(worker: int, rank: int) -> None:
+    """Seed a worker of a DataLoader as Lightning does.
+
+    Args:
+        worker: Its number.
+        rank: Of the process that it belongs to, among those that see other data.
+    """
+    fabric = "lightning.fabric" if pl.__name__ == "lightning.pytorch" else "lightning_fabric"
+    import_module(f"{fabric}.utilities.seed").pl_worker_init_function(worker, rank)
 
 
 def set_rank(rank: int) -> None:

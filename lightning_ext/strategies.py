@@ -179,6 +179,11 @@ class ThreeDParallelStrategy(ParallelStrategy):
         pipeline, stages = None, [[]]  # type: tuple[Pipeline | None, list[list[PipelinePart]]]
         if self.pipeline > 1:
             pipeline = find_pipeline(module, self.pipeline_module, self.pipeline)
+            if len(pipeline.parts) < self.pipeline:
+                raise ValueError(
+                    f"pipeline={self.pipeline} is more than the {len(pipeline.parts)} parts of "
+                    f"{pipeline.name!r}; pass at most that"
+                )
             if self.layers_per_stage is None:
                 counts = partition(describe.costs(pipeline.parts), self.pipeline)
             else:
@@ -200,6 +205,7 @@ class ThreeDParallelStrategy(ParallelStrategy):
         self.model_to_device()
         if trainer.state.fn == "fit":
             self.setup_optimizers(trainer)
+            self._one_by_one()
         self.setup_precision_plugin()
         self._clip_together()
 
@@ -245,6 +251,28 @@ class ThreeDParallelStrategy(ParallelStrategy):
                 shared.setdefault(stages, []).append(parameter)
         ordered = {stages: shared[stages] for stages in sorted(shared)}
         return Gradients(mesh, own_parameters, ordered, groups)
+
+    def _one_by_one(self) -> None:
+        """Optimizers cannot take split and whole tensors in one call."""
+        if not self._rules:
+            return
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for name in ("foreach", "fused"):
+                    if group.get(name):
+                        group[name] = False
+                        _compat.rank_zero_info(
+                            f"ThreeDParallelStrategy: {type(optimizer).__name__} runs with "
+                            f"{name}=False, as it cannot take split and whole tensors together"
+                        )
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Workers of all ranks that see the same data draw the same random numbers."""
+        seeded = int(os.environ.get("PL_SEED_WORKERS", "0"))
+        if seeded and getattr(dataloader, "worker_init_fn", "none") is None:
+            rank = self.layout.coordinates(self.global_rank).data
+            dataloader.worker_init_fn = partial(_compat.seed_worker, rank=rank)
+        return dataloader
 
     def _clip_together(self) -> None:
         """The norm of all ranks, where the plug-in would take that of this one."""

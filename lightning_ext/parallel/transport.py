@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 Meta = tuple[tuple[int, ...], torch.dtype, bool]
 
@@ -45,24 +46,26 @@ def share(value: Any, source: int, group: dist.ProcessGroup | None = None) -> An
     return box[0]
 
 
+@dataclass(frozen=True)
+class _Slot:
+    """Stands for a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
 def share_output(output: Any, source: int, group: dist.ProcessGroup, device: torch.device) -> Any:
     """The output of a model, of any nesting, on every rank of a group."""
     if dist.get_world_size(group) == 1:
         return output
-    here = dist.get_rank() == source
-    leaves, spec = tree_flatten(output) if here else ([], None)
-    tensors = [x for x in leaves if isinstance(x, Tensor)]
-    others = [None if isinstance(x, Tensor) else x for x in leaves]
-    which = [isinstance(x, Tensor) for x in leaves]
-    metas, which, others, spec = share(
-        (meta_of(tuple(tensors)), which, others, spec), source, group
-    )
-    if not here:
-        tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in metas]
-    for i, tensor in enumerate(tensors):
-        tensors[i] = tensor.detach().contiguous()
-        dist.broadcast(tensors[i], src=source, group=group)
-    arrived = iter(tensors)
-    return tree_unflatten(
-        [next(arrived) if t else o for t, o in zip(which, others, strict=True)], spec
-    )
+    own = iter([x.detach() for x in tree_leaves(output) if isinstance(x, Tensor)])
+    slots = tree_map_only(Tensor, lambda t: _Slot(tuple(t.shape), t.dtype), output)
+
+    def fill(slot: _Slot) -> Tensor:
+        here = dist.get_rank() == source
+        empty = torch.empty(slot.shape, dtype=slot.dtype, device=device)
+        tensor = next(own).contiguous() if here else empty
+        dist.broadcast(tensor, src=source, group=group)
+        return tensor
+
+    return tree_map_only(_Slot, fill, share(slots, source, group))

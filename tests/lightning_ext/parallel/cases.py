@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from tests.lightning_ext.parallel.models import Module
+from tests.lightning_ext.parallel.models import Elaborate, Module
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,14 @@ class Case:
         layout: Arguments of the strategy.
         options: Arguments of the Trainer.
         blocks: Of the model.
+        items: Of the data; there are eight in a batch.
     """
 
     kind: str
     layout: dict[str, Any]
     options: dict[str, Any] = field(default_factory=dict)
     blocks: int = 3
+    items: int = 32
 
     def trainer(self, **arguments: Any) -> pl.Trainer:
         """Trainer for it."""
@@ -38,7 +40,9 @@ class Case:
 
     def module(self) -> Module:
         """Model for it."""
-        return Module(self.kind, self.blocks)
+        module = (Elaborate if self.kind == "masked" else Module)(self.kind, self.blocks)
+        module.items = self.items
+        return module
 
 
 CLIP, ACCUMULATE = {"gradient_clip_val": 0.5}, {"accumulate_grad_batches": 2}
@@ -51,7 +55,11 @@ QUICK = {
     ),
     "pieces and data": Case("llama", {"tensor": 2}, CLIP),
     "pieces": Case("vit", {"tensor": 4}, blocks=1),
+    "mask and parameters outside": Case("masked", {"pipeline": 4, "microbatches": 4}, CLIP),
     "single precision": Case("gpt2", {"pipeline": 2}, {"precision": "32-true"}),
+    "a last batch of three": Case(
+        "vit", {"pipeline": 4, "microbatches": 4}, {"gradient_clip_val": 0.5}, items=27
+    ),
     "microbatches alone": Case("gpt2", {"microbatches": 2}),
 }
 FULL = {

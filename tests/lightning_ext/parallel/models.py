@@ -179,3 +179,74 @@ class Module(pl.LightningModule):
 
     def val_dataloader(self) -> DataLoader[Any]:
         return self.train_dataloader()
+
+
+class MaskedBlock(nn.Module):
+    """Takes and returns two tensors, and a mask besides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor, total: Tensor, *, mask: Tensor) -> tuple[Tensor, Tensor]:
+        seen = (self.mix(x) * mask.unsqueeze(-1)).cumsum(1)
+        x = self.norm(x + torch.tanh(seen))
+        return x, total + x.mean(-1)
+
+
+class Masked(nn.Module):
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList([MaskedBlock() for _ in range(blocks)])
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def begin(self, tokens: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.embedding(tokens) * scale
+        return x, torch.zeros_like(x[..., 0])
+
+    def end(self, x: Tensor, total: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.head(x), "total": total}
+
+    def forward(self, tokens: Tensor, scale: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        state = self.begin(tokens, scale)
+        for block in self.blocks:
+            state = block(*state, mask=mask)
+        return self.end(*state)
+
+    def pipeline_parts(self) -> list[PipelinePart]:
+        return [
+            PipelinePart(self.begin, modules=(self.embedding,), takes=("tokens", "scale")),
+            *(PipelinePart(block, takes=("mask",)) for block in self.blocks),
+            PipelinePart(self.end, modules=(self.head,)),
+        ]
+
+
+class Elaborate(Module):
+    """Parameters and work before and after the call of the model, a mask, several outputs."""
+
+    def __init__(self, kind: str = "masked", blocks: int = 8) -> None:
+        super().__init__("gpt2", 1)
+        self.model: Any = Masked(blocks)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.after = nn.Linear(VOCABULARY, VOCABULARY)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.totals: list[Tensor] = []
+
+    def step(self, batch: Tensor) -> Tensor:
+        tokens, targets = batch[:, :-1], batch[:, 1:]
+        found = self.model(tokens, mask=(tokens > 3).to(self.scale.dtype), scale=self.scale * 2)
+        logits = self.after(found["logits"])
+        self.log("count", float(len(tokens)), reduce_fx="sum", on_step=True, on_epoch=False)
+        self.log("largest", logits.detach().max(), reduce_fx="max", sync_dist=False, on_step=True)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return loss + self.scale * found["total"].square().mean()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> dict[str, Tensor]:  # type: ignore[override]
+        loss = self.step(batch[0])
+        return {"loss": loss, "tokens": batch[0], "twice": 2 * loss.detach()}
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        assert torch.equal(outputs["tokens"], batch[0])
+        assert torch.allclose(outputs["twice"], 2 * outputs["loss"])

@@ -34,15 +34,17 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def alone(kind: str, blocks: int, options: tuple[tuple[str, Any], ...]) -> tuple[Module, Any]:
-    case = Case(kind, {}, dict(options), blocks)
+def alone(
+    kind: str, blocks: int, items: int, options: tuple[tuple[str, Any], ...]
+) -> tuple[Module, Any]:
+    case = Case(kind, {}, dict(options), blocks, items)
     module, trainer = case.module(), case.trainer(devices=1)
     trainer.fit(module)
     return module, trainer.callback_metrics
 
 
 def check(case: Case, found: dict[str, Any]) -> None:
-    module, metrics = alone(case.kind, case.blocks, tuple(case.options.items()))
+    module, metrics = alone(case.kind, case.blocks, case.items, tuple(case.options.items()))
     exact = case.options.get("precision", "64-true") == "64-true"
     for theirs, seen in found["ranks"]:
         assert (theirs, seen) == found["ranks"][0]  # to the last digit, on all ranks
@@ -71,7 +73,7 @@ def test_full(name: str, full: Path) -> None:
 
 def test_resumed_and_loaded_by_one_process(quick: Path) -> None:
     case = QUICK["stages and pieces"]
-    module, _ = alone(case.kind, case.blocks, tuple(case.options.items()))
+    module, _ = alone(case.kind, case.blocks, case.items, tuple(case.options.items()))
     found = torch.load(quick / "resumed.pt", weights_only=True)
     assert found["seen"] == pytest.approx(module.seen[4:], abs=1e-10)
 
