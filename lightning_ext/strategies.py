@@ -23,6 +23,7 @@ from lightning_ext.parallel.gradients import Gradients
 from lightning_ext.parallel.mesh import Mesh
 from lightning_ext.parallel.parts import Pipeline, PipelinePart, find_pipeline
 from lightning_ext.parallel.split import drop_foreign, owners, split_tensors
+from lightning_ext.parallel.summary import summary
 from strategies.parallel import SCHEDULES, Layout, TensorPlan, partition, tensor_plan
 from strategies.parallel.layout import check_whole
 from strategies.parallel.stages import bounds, checked_counts
@@ -213,6 +214,10 @@ class ThreeDParallelStrategy(ParallelStrategy):
         mesh = self.mesh
         assert mesh is not None
         pipeline, stages = self._check(module)
+        told = summary(
+            module, mesh.layout, pipeline, stages, self.plan, self.schedule, self.microbatches
+        )
+        _compat.rank_zero_info(f"ThreeDParallelStrategy: {told}")
         for tensor in [*module.parameters(), *module.buffers()]:
             dist.broadcast(tensor.data, src=0)
         self._stages = owners(module, stages)

@@ -1,0 +1,178 @@
+"""What is wrong is said before any process is started."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_ext import PipelinePart, ThreeDParallelStrategy
+from lightning_ext.parallel.calls import inputs_of, with_output
+from lightning_ext.parallel.microbatches import batch_size, chunks, count_for, seeded
+from lightning_ext.parallel.parts import find_pipeline
+from lightning_ext.parallel.summary import summary
+from strategies.parallel import Layout
+from tests.lightning_ext.parallel.models import Module
+
+
+class Manual(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+def check(devices: int, arguments: dict[str, Any], module: pl.LightningModule) -> None:
+    strategy = ThreeDParallelStrategy(**arguments)
+    pl.Trainer(
+        devices=devices, accelerator="cpu", strategy=strategy, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    strategy.connect(module)
+    strategy.setup_environment()
+
+
+@pytest.mark.parametrize(
+    ("devices", "arguments", "message"),
+    [
+        (3, {"pipeline": 2}, "devices=3 cannot be laid out as pipeline=2"),
+        (2, {"data": 3}, "devices=2 cannot be laid out"),
+        (16, {"pipeline": 16}, "pipeline=16 is more than the 11 parts of 'model'; pass at most"),
+        (3, {"tensor": 3}, "tensor=3 does not divide the 4 heads of 'model.h.0.attn'; pass"),
+        (2, {"pipeline": 2, "pipeline_module": "mdel"}, "'mdel' is no module of the model"),
+        (2, {"pipeline": 2, "pipeline_module": "model.h.0"}, "is no nn.Sequential and has no"),
+        (2, {"pipeline": 2, "layers_per_stage": [3, 4]}, "layers_per_stage=[3, 4] adds up to 7"),
+        (2, {"tensor": 2, "tensor_plan": {"foo": "row"}}, "the pattern 'foo' fits no linear layer"),
+        (2, {"tensor": 0}, "tensor=0 must be a whole number >= 1"),
+        (2, {"schedule": "zbv"}, "schedule must be one of gpipe, 1f1b, got 'zbv'"),
+        (4, {"pipeline": 4, "microbatches": 2}, "microbatches=2 are fewer than pipeline=4 stages"),
+    ],
+)
+def test_sizes_and_names(devices: int, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check(devices, arguments, Module())
+    assert not torch.distributed.is_initialized()
+
+
+def test_manual_optimization() -> None:
+    with pytest.raises(ValueError, match="cannot run manual optimization"):
+        check(2, {"data": 2}, Manual())
+
+
+def test_whole_numbers() -> None:
+    with pytest.raises(TypeError, match=r"pipeline=2\.0 must be a whole number"):
+        ThreeDParallelStrategy(pipeline=2.0)  # type: ignore[arg-type]
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def pipeline_parts(self) -> list[Any]:
+        return [PipelinePart(lambda x: self.first(x))]
+
+
+def test_a_forgotten_parameter() -> None:
+    root = nn.Module()
+    root.net = Parts()
+    with pytest.raises(ValueError, match=r"parts of 'net' do not use its parameter 'first.weight'"):
+        find_pipeline(root, None, 1)
+
+
+def test_which_module_to_cut() -> None:
+    root = nn.Module()
+    with pytest.raises(ValueError, match="has 0 modules that can be cut into stages; name one"):
+        find_pipeline(root, None, 2)
+    root.a, root.b = (nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)) for _ in range(2))
+    with pytest.raises(ValueError, match=r"has 2 modules that can be cut into stages \(a, b\)"):
+        find_pipeline(root, None, 2)
+    assert find_pipeline(root, "b", 2).module is root.b
+
+
+class TestCalls:
+    def test_inputs_without_what_comes_after(self) -> None:
+        model = nn.Linear(2, 1)
+        after: list[int] = []
+
+        def step() -> None:
+            try:
+                model(torch.ones(3, 2))
+            except Exception:
+                after.append(1)
+            after.append(2)
+
+        (given,), named = inputs_of(model, "model", step)
+        assert given.shape == (3, 2)
+        assert (named, after) == ({}, [])
+        assert "forward" not in vars(model)
+
+    def test_no_call_and_two(self) -> None:
+        model = nn.Linear(2, 1)
+        with pytest.raises(RuntimeError, match="the step never calls the pipelined module 'model'"):
+            inputs_of(model, "model", lambda: None)
+        with pytest.raises(RuntimeError, match="calls the pipelined module 'model' more than once"):
+            with_output(model, "model", 0, lambda: [model(1), model(1)])
+        assert with_output(model, "model", 7, lambda: model(1)) == 7
+
+
+class TestMicrobatches:
+    def test_tensors_of_the_size_of_the_batch_are_cut(self) -> None:
+        batch = {
+            "x": torch.arange(8).view(4, 2),
+            "y": [torch.arange(4)],
+            "w": torch.ones(3),
+            "n": 1,
+        }
+        parts = chunks(batch, 2)
+        assert torch.equal(torch.cat([p["x"] for p in parts]), batch["x"])
+        assert torch.equal(parts[1]["y"][0], torch.tensor([2, 3]))
+        assert all(len(p["w"]) == 3 and p["n"] == 1 for p in parts)
+
+    @pytest.mark.parametrize("size", range(1, 25))
+    def test_as_many_as_divide(self, size: int) -> None:
+        for wanted in (1, 4, 6):
+            count = count_for(size, wanted, 2)
+            divisors = [n for n in range(1, wanted + 1) if size % n == 0]
+            assert count == max(divisors)
+
+    def test_no_tensor(self) -> None:
+        with pytest.raises(ValueError, match="the batch, a list, has no tensor with a batch dim"):
+            batch_size([1, "a"])
+
+    def test_seeds_are_repeated_and_leave_nothing(self) -> None:
+        def draw() -> Tensor:
+            return torch.rand(3)
+
+        before = torch.get_rng_state()
+        with seeded(1, 2):
+            first = draw()
+        with seeded(1, 2):
+            assert torch.equal(draw(), first)
+        with seeded(1, 3):
+            assert not torch.equal(draw(), first)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_summary() -> None:
+    module = Module(blocks=4)
+    strategy = ThreeDParallelStrategy(pipeline=2, tensor=2, microbatches=4)
+    pipeline, stages = strategy._check(module)
+    layout = Layout(2, 1, 2)
+    told = summary(module, layout, pipeline, stages, strategy.plan, "1f1b", 4).splitlines()
+    assert told[0] == "pipeline=2 x data=1 x tensor=2 (4 ranks)"
+    # The embedding (32 x 16, split in two, tied to the head), positions (8 x 16), and of each
+    # block two norms (64), biases that stay whole (32), and half of 3,072 weights and 112 biases.
+    block = 64 + 32 + 3072 // 2 + (48 + 64) // 2
+    expected = 32 * 16 // 2 + 8 * 16 + (len(stages[0]) - 1) * block
+    assert told[1].startswith("  stage 0: embed, h.0")
+    assert f": {expected:,} parameters a rank; " in told[1]
+    assert told[3] == (
+        "  split by column: model.h.0.attn.c_attn, model.h.0.mlp.0, ..., model.h.3.mlp.0"
+    )
+    assert told[5] == "  split by vocab: model.wte, model.lm_head"
+    assert told[-1].startswith("  1f1b, 4 microbatches: idle ")
+    assert told[-1].endswith("at most 2 in flight")
