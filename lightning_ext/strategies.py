@@ -19,7 +19,7 @@ from lightning_ext._compat import ParallelStrategy, Trainer
 from lightning_ext.parallel import checkpoint as checkpoint_of
 from lightning_ext.parallel import describe, transport
 from lightning_ext.parallel.engine import Engine
-from lightning_ext.parallel.gradients import Gradients
+from lightning_ext.parallel.gradients import gradients_of
 from lightning_ext.parallel.mesh import Mesh
 from lightning_ext.parallel.parts import Pipeline, PipelinePart, find_pipeline
 from lightning_ext.parallel.split import drop_foreign, owners, split_tensors
@@ -226,36 +226,11 @@ class ThreeDParallelStrategy(ParallelStrategy):
         self.model_to_device()
         self._rules = split_tensors(module, self.plan, mesh) if self.tensor > 1 else {}
         seed = int(os.environ.get("PL_GLOBAL_SEED") or torch.initial_seed() % 2**31)
+        gradients = gradients_of(module, self._stages, mesh)
         self._engine = Engine(
-            mesh, module, pipeline, stages[mesh.stage], self._gradients(module), self.schedule,
+            mesh, module, pipeline, stages[mesh.stage], gradients, self.schedule,
             self.microbatches, transport.share(seed, 0),
         )  # fmt: skip
-
-    def _gradients(self, module: nn.Module) -> Gradients:
-        """Parameters of this rank, by the stages that hold them, in the same order everywhere."""
-        mesh = self.mesh
-        assert mesh is not None
-        groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        for stages in sorted(set(self._stages.values())):
-            if 1 < len(stages) < mesh.layout.pipeline:
-                lines = mesh.layout.groups("pipeline")
-                ranks = [[line[stage] for stage in stages] for line in lines]
-                own, _ = dist.new_subgroups_by_enumeration(ranks)
-                groups[stages] = own
-            else:
-                groups[stages] = mesh.pipeline
-        own_parameters: list[nn.Parameter] = []
-        shared: dict[tuple[int, ...], list[nn.Parameter]] = {}
-        for name, parameter in module.named_parameters():
-            stages = self._stages[name]
-            if mesh.stage not in stages or not parameter.requires_grad:
-                continue
-            if len(stages) == 1:
-                own_parameters.append(parameter)
-            else:
-                shared.setdefault(stages, []).append(parameter)
-        ordered = {stages: shared[stages] for stages in sorted(shared)}
-        return Gradients(mesh, own_parameters, ordered, groups)
 
     def _one_by_one(self) -> None:
         """Optimizers cannot take split and whole tensors in one call."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ class Gradients:
         own: Parameters that only this stage holds.
         shared: Parameters that several stages hold, by these stages: tied weights, and what is
             outside the pipelined module.
+        groups: Of the ranks of these stages.
     """
 
     def __init__(
@@ -105,6 +106,30 @@ class Gradients:
             if p.grad is not None:
                 gradient = local(p.grad)
                 gradient.mul_(factor.to(gradient.dtype))
+
+
+def gradients_of(root: nn.Module, stages: Mapping[str, tuple[int, ...]], mesh: Mesh) -> Gradients:
+    """The gradients of what this rank holds; every rank has to call this.
+
+    Args:
+        root: The model, with what other stages hold on the meta device.
+        stages: That hold each parameter, by name.
+        mesh: The ranks.
+    """
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for several in sorted(set(stages.values())):
+        groups[several] = mesh.pipeline
+        if 1 < len(several) < mesh.layout.pipeline:
+            lines = mesh.layout.groups("pipeline")
+            ranks = [[line[stage] for stage in several] for line in lines]
+            groups[several], _ = dist.new_subgroups_by_enumeration(ranks)
+    own: list[nn.Parameter] = []
+    shared: dict[tuple[int, ...], list[nn.Parameter]] = {}
+    for name, parameter in root.named_parameters():
+        if mesh.stage in stages[name] and parameter.requires_grad:
+            alone = len(stages[name]) == 1
+            (own if alone else shared.setdefault(stages[name], [])).append(parameter)
+    return Gradients(mesh, own, {several: shared[several] for several in sorted(shared)}, groups)
 
 
 def _like(p: nn.Parameter) -> Tensor | None:
