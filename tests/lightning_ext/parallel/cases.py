@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+from lightning_ext import LayerwiseLRDecay, PredictiveEarlyStopping
 from tests.lightning_ext.parallel.models import Elaborate, Module
 
 
@@ -43,6 +47,27 @@ class Case:
         module = (Elaborate if self.kind == "masked" else Module)(self.kind, self.blocks)
         module.items = self.items
         return module
+
+
+def everything(folder: Path, **arguments: Any) -> dict[str, Any]:
+    """Fit with callbacks, test the best checkpoint, predict: what came out."""
+    best = ModelCheckpoint(folder, monitor="val_loss", save_top_k=2)
+    ours = [LayerwiseLRDecay(0.8), PredictiveEarlyStopping("val_loss")]
+    case = Case("gpt2", {}, {"max_epochs": 8, "enable_checkpointing": True})
+    callbacks = [best, EarlyStopping("val_loss", patience=2), *ours]
+    trainer, module = case.trainer(callbacks=callbacks, **arguments), case.module()
+    trainer.fit(module)
+    epoch = trainer.current_epoch
+    (tested,) = trainer.test(module, ckpt_path="best", verbose=False)
+    predicted = trainer.predict(module)
+    assert predicted is not None
+    return {
+        "epoch": epoch,
+        "seen": module.seen,
+        "best": Path(best.best_model_path).name,
+        "test_loss": tested["test_loss"],
+        "predicted": [int(x) for x in torch.cat(predicted).flatten()],  # type: ignore[arg-type]
+    }
 
 
 CLIP, ACCUMULATE = {"gradient_clip_val": 0.5}, {"accumulate_grad_batches": 2}

@@ -160,6 +160,12 @@ class Module(pl.LightningModule):
         loss = outputs["loss"] if isinstance(outputs, dict) else outputs
         self.seen.append(float(self.trainer.strategy.reduce(loss.detach())))
 
+    def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("test_loss", self.step(batch[0]), sync_dist=True)
+
+    def predict_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.model(batch[0][:, :-1]).argmax(-1)
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
@@ -176,6 +182,12 @@ class Module(pl.LightningModule):
         # In order, which the sampler that Lightning puts in would not be.
         sampler = DistributedSampler(data, shuffle=False, **strategy.distributed_sampler_kwargs)
         return DataLoader(data, batch_size=self.batch // strategy.layout.data, sampler=sampler)
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return self.train_dataloader()
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        return self.train_dataloader()
 
     def val_dataloader(self) -> DataLoader[Any]:
         return self.train_dataloader()

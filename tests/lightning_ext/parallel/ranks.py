@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_ext import ThreeDParallelStrategy
-from tests.lightning_ext.parallel.cases import FULL, QUICK, Case
+from tests.lightning_ext.parallel.cases import FULL, QUICK, Case, everything
 
 
 def strategy_of(case: Case) -> ThreeDParallelStrategy:
@@ -50,11 +50,23 @@ def resume(folder: Path) -> None:
         torch.save({"seen": seen, "val_loss": found["val_loss"]}, folder / "resumed.pt")
 
 
+def with_callbacks(folder: Path) -> None:
+    """Fit with callbacks, on all ranks alike."""
+    strategy = ThreeDParallelStrategy(pipeline=2, tensor=2, microbatches=4)
+    found = everything(folder / "checkpoints", devices=4, strategy=strategy)
+    everybody: list[object] = [None] * 4
+    dist.all_gather_object(everybody, found)
+    if dist.get_rank() == 0:
+        torch.save(everybody, folder / "callbacks.pt")
+
+
 def main(folder: Path, names: list[str]) -> None:
     """Run all."""
     for name in names:
         if name == "resume":
             resume(folder)
+        elif name == "callbacks":
+            with_callbacks(folder)
         else:
             fit((QUICK | FULL)[name], name, folder)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.lightning_ext.parallel.cases import FULL, QUICK, Case
+from tests.lightning_ext.parallel.cases import FULL, QUICK, Case, everything
 from tests.lightning_ext.parallel.models import Module
 
 
@@ -25,7 +25,7 @@ def run(folder: Path, names: list[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tmp_path_factory.mktemp("quick"), [*QUICK, "resume"])
+    return run(tmp_path_factory.mktemp("quick"), [*QUICK, "resume", "callbacks"])
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +83,12 @@ def test_resumed_and_loaded_by_one_process(quick: Path) -> None:
     assert plain.seen == pytest.approx(module.seen[4:], abs=1e-6)
     (tested,) = trainer.validate(plain, ckpt_path=quick / "half.ckpt", verbose=False)
     assert tested["val_loss"] == pytest.approx(found["val_loss"], abs=1e-12)
+
+
+def test_callbacks_act_as_on_one_process(quick: Path, tmp_path: Path) -> None:
+    first, *others = torch.load(quick / "callbacks.pt", weights_only=True)
+    assert all(other == first for other in others)
+    expected = everything(tmp_path, devices=1)
+    for name in ("seen", "test_loss"):
+        assert first.pop(name) == pytest.approx(expected.pop(name), abs=1e-10)
+    assert first == expected
