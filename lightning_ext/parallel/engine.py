@@ -269,7 +269,10 @@ class _Step:
         """The user's step where there is one stage only."""
         several = len(self.batches) > 1
         recorded = self.record.of(self.engine.root) if several else nullcontext()
-        with self.context(), recorded:
+        # Ranks that share tensors drop the same units, however the user has seeded them.
+        alike = self.engine.mesh.layout.tensor > 1
+        seeds = microbatches.seeded(*self.numbers, index) if alike else nullcontext()
+        with self.context(), recorded, seeds:
             return self._loss(self._call(index))
 
     def _loss(self, returned: Any) -> Tensor:

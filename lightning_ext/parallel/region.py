@@ -89,10 +89,10 @@ def _attention(
     given = dict(zip(names, args, strict=False)) | kwargs
     heads = [given[name] for name in names[:3]]
     mask = given.get("attn_mask")
-    if not all(isinstance(x, DTensor) and x.ndim > 3 - 1 for x in heads):
+    if not all(isinstance(x, DTensor) and x.ndim >= 3 for x in heads):
         return None
     dim = heads[0].ndim - 3
-    if dim < 0 or not all(x.placements[0].is_shard(dim) for x in heads):
+    if not all(x.placements[0].is_shard(dim) for x in heads):
         return None
     if mask is not None and mask.ndim >= 3 and mask.shape[-3] > 1:
         if isinstance(mask, DTensor):

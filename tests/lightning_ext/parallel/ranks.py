@@ -10,9 +10,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from lightning_ext import ThreeDParallelStrategy
 from tests.lightning_ext.parallel.cases import FULL, QUICK, Case, everything
+from tests.lightning_ext.parallel.models import WIDTH
 
 
 def strategy_of(case: Case) -> ThreeDParallelStrategy:
@@ -60,11 +62,26 @@ def with_callbacks(folder: Path) -> None:
         torch.save(everybody, folder / "callbacks.pt")
 
 
+def dropout(folder: Path) -> None:
+    """Processes that nobody has seeded alike: what is whole on all ranks has to stay the same."""
+    case = Case("gpt2", {"tensor": 4}, {"max_epochs": 1}, blocks=1)
+    module = case.module()
+    module.model.h[0].ln_2 = nn.Sequential(nn.LayerNorm(WIDTH), nn.Dropout(0.3))
+    torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
+    case.trainer(devices=4, strategy=strategy_of(case)).fit(module)
+    everybody: list[object] = [None] * 4
+    dist.all_gather_object(everybody, module.model.ln_f.weight.detach())
+    if dist.get_rank() == 0:
+        torch.save(everybody, folder / "dropout.pt")
+
+
 def main(folder: Path, names: list[str]) -> None:
     """Run all."""
     for name in names:
         if name == "resume":
             resume(folder)
+        elif name == "dropout":
+            dropout(folder)
         elif name == "callbacks":
             with_callbacks(folder)
         else:

@@ -25,7 +25,7 @@ def run(folder: Path, names: list[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tmp_path_factory.mktemp("quick"), [*QUICK, "resume", "callbacks"])
+    return run(tmp_path_factory.mktemp("quick"), [*QUICK, "resume", "callbacks", "dropout"])
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +92,8 @@ def test_callbacks_act_as_on_one_process(quick: Path, tmp_path: Path) -> None:
     for name in ("seen", "test_loss"):
         assert first.pop(name) == pytest.approx(expected.pop(name), abs=1e-10)
     assert first == expected
+
+
+def test_ranks_that_share_tensors_drop_the_same_units(quick: Path) -> None:
+    first, *others = torch.load(quick / "dropout.pt", weights_only=True)
+    assert all(torch.equal(other, first) for other in others)
