@@ -19,7 +19,7 @@ from lightning_ext._compat import ParallelStrategy, Trainer
 from lightning_ext.parallel import checkpoint as checkpoint_of
 from lightning_ext.parallel import describe, transport
 from lightning_ext.parallel.engine import Engine
-from lightning_ext.parallel.gradients import gradients_of
+from lightning_ext.parallel.gradients import clip_together, gradients_of
 from lightning_ext.parallel.mesh import Mesh
 from lightning_ext.parallel.parts import Pipeline, PipelinePart, find_pipeline
 from lightning_ext.parallel.split import drop_foreign, owners, split_tensors
@@ -208,7 +208,8 @@ class ThreeDParallelStrategy(ParallelStrategy):
             self.setup_optimizers(trainer)
             self._one_by_one()
         self.setup_precision_plugin()
-        self._clip_together()
+        assert self._engine is not None
+        clip_together(self.precision_plugin, self._engine.gradients)
 
     def _cut(self, module: nn.Module) -> None:
         mesh = self.mesh
@@ -253,16 +254,6 @@ class ThreeDParallelStrategy(ParallelStrategy):
             rank = self.layout.coordinates(self.global_rank).data
             dataloader.worker_init_fn = partial(_compat.seed_worker, rank=rank)
         return dataloader
-
-    def _clip_together(self) -> None:
-        """The norm of all ranks, where the plug-in would take that of this one."""
-        engine, plugin = self._engine, self.precision_plugin
-        assert engine is not None
-
-        def clip_grad_by_norm(optimizer: Any, clip_val: float) -> None:
-            engine.gradients.clip(list(plugin.main_params(optimizer)), clip_val)
-
-        plugin.clip_grad_by_norm = clip_grad_by_norm  # type: ignore[method-assign]
 
     def model_to_device(self) -> None:
         """Move what this rank holds."""

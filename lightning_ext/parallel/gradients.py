@@ -108,6 +108,25 @@ class Gradients:
                 gradient.mul_(factor.to(gradient.dtype))
 
 
+def clip_together(plugin: Any, gradients: Gradients) -> None:
+    """Let a precision plug-in of Lightning clip the gradients of all ranks as one.
+
+    It would take the norm of this rank's alone; and torch's clipping of values refuses split and
+    whole tensors in one call.
+    """
+
+    def clip_grad_by_norm(optimizer: Any, clip_val: float) -> None:
+        gradients.clip(list(plugin.main_params(optimizer)), clip_val)
+
+    def clip_grad_by_value(optimizer: Any, clip_val: float) -> None:
+        for p in plugin.main_params(optimizer):
+            if p.grad is not None:
+                local(p.grad).clamp_(-clip_val, clip_val)
+
+    plugin.clip_grad_by_norm = clip_grad_by_norm
+    plugin.clip_grad_by_value = clip_grad_by_value
+
+
 def gradients_of(root: nn.Module, stages: Mapping[str, tuple[int, ...]], mesh: Mesh) -> Gradients:
     """The gradients of what this rank holds; every rank has to call this.
 

@@ -48,6 +48,14 @@ class PipelinePart:
         return (self.run,) if isinstance(self.run, nn.Module) else tuple(self.modules)
 
 
+class _Link(PipelinePart):
+    """One of an `nn.Sequential`, which hands on whatever comes out as one argument."""
+
+    def __call__(self, state: tuple[Any, ...], inputs: Mapping[str, Any], first: bool) -> Any:
+        given = tuple(inputs.values()) if first else state
+        return self.run(given[0] if len(given) == 1 else given)
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """A module and its ordered parts.
@@ -115,7 +123,7 @@ def _pipeline(module: nn.Module, name: str) -> Pipeline:
         listed: Callable[[], Sequence[Any]] = module.pipeline_parts  # type: ignore[assignment]
         parts = list(listed())
     elif isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
-        parts = list(module)
+        parts = [_Link(part) for part in module]
     else:
         raise ValueError(
             f"pipeline_module={name!r} is a {type(module).__name__}, which is no nn.Sequential and "
