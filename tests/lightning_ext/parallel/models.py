@@ -9,22 +9,25 @@ import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from lightning_ext.parallel import PipelinePart
 from lightning_ext.strategies import ThreeDParallelStrategy
 
-VOCABULARY, LENGTH, WIDTH, HEADS = 32, 8, 16, 4
+VOCABULARY, LENGTH, HEADS, HEAD = 32, 8, 4, 4
+WIDTH = HEADS * HEAD
 
 
 class CausalSelfAttention(nn.Module):
     """As in nanoGPT: queries, keys and values in one layer, a mask as buffer."""
 
-    def __init__(self) -> None:
+    def __init__(self, heads: int = HEADS) -> None:
         super().__init__()
-        self.c_attn = nn.Linear(WIDTH, 3 * WIDTH)
-        self.c_proj = nn.Linear(WIDTH, WIDTH)
-        self.n_head, self.n_embd = HEADS, WIDTH
+        width = heads * HEAD
+        self.c_attn = nn.Linear(width, 3 * width)
+        self.c_proj = nn.Linear(width, width)
+        self.n_head, self.n_embd = heads, width
         mask = torch.tril(torch.ones(LENGTH, LENGTH)).view(1, 1, LENGTH, LENGTH)
         self.register_buffer("bias", mask)
 
@@ -41,10 +44,10 @@ class CausalSelfAttention(nn.Module):
 class Attention(nn.Module):
     """As in timm: queries, keys and values in one layer, five dims."""
 
-    def __init__(self) -> None:
+    def __init__(self, heads: int = HEADS) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = HEADS, WIDTH // HEADS
-        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.num_heads, self.head_dim, width = heads, HEAD, heads * HEAD
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         b, n, c = x.shape
@@ -57,13 +60,14 @@ class Attention(nn.Module):
 class LlamaAttention(nn.Module):
     """As in transformers: separate projections, fewer heads of keys and values."""
 
-    def __init__(self) -> None:
+    def __init__(self, heads: int = HEADS) -> None:
         super().__init__()
-        self.num_heads, self.num_key_value_heads, self.head_dim = HEADS, HEADS // 2, WIDTH // HEADS
-        self.q_proj = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.k_proj = nn.Linear(WIDTH, WIDTH // 2, bias=False)
-        self.v_proj = nn.Linear(WIDTH, WIDTH // 2, bias=False)
-        self.o_proj = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.num_heads, self.num_key_value_heads, self.head_dim = heads, heads // 2, HEAD
+        width = heads * HEAD
+        self.q_proj = nn.Linear(width, width, bias=False)
+        self.k_proj = nn.Linear(width, width // 2, bias=False)
+        self.v_proj = nn.Linear(width, width // 2, bias=False)
+        self.o_proj = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         shape = (*x.shape[:-1], -1, self.head_dim)
@@ -76,27 +80,29 @@ class LlamaAttention(nn.Module):
 
 
 class Gated(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
-        self.up_proj = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
-        self.down_proj = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+        self.gate_proj = nn.Linear(width, 2 * width, bias=False)
+        self.up_proj = nn.Linear(width, 2 * width, bias=False)
+        self.down_proj = nn.Linear(2 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Block(nn.Module):
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, heads: int = HEADS) -> None:
         super().__init__()
-        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.attn = {"gpt2": CausalSelfAttention, "vit": Attention, "llama": LlamaAttention}[kind]()
+        width = heads * HEAD
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        kinds = {"gpt2": CausalSelfAttention, "vit": Attention, "llama": LlamaAttention}
+        self.attn = kinds[kind](heads)
         self.mlp: nn.Module
         if kind == "llama":
-            self.mlp = Gated()
+            self.mlp = Gated(width)
         else:
             self.mlp = nn.Sequential(
-                nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+                nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,12 +113,13 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Tied embedding and head."""
 
-    def __init__(self, kind: str, blocks: int = 8) -> None:
+    def __init__(self, kind: str, blocks: int = 8, heads: int = HEADS) -> None:
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.h = nn.ModuleList([Block(kind) for _ in range(blocks)])
-        self.ln_f = nn.LayerNorm(WIDTH)
-        self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        width = heads * HEAD
+        self.wte, self.wpe = nn.Embedding(VOCABULARY, width), nn.Embedding(LENGTH, width)
+        self.h = nn.ModuleList([Block(kind, heads) for _ in range(blocks)])
+        self.ln_f = nn.LayerNorm(width)
+        self.lm_head = nn.Linear(width, VOCABULARY, bias=False)
         self.lm_head.weight = self.wte.weight
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -129,17 +136,77 @@ class Transformer(nn.Module):
         return [embed, *self.h, self.ln_f, self.lm_head]
 
 
-class Module(pl.LightningModule):
+def tokens(items: int) -> Tensor:
+    """Random tokens, one more than the length of the model's input in each row."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(VOCABULARY, (items, LENGTH + 1), generator=generator)
+
+
+def norm_of(module: pl.LightningModule, optimizer: torch.optim.Optimizer) -> float:
+    """The norm of all gradients: torch's own on one process, that of the strategy on ranks."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    strategy = module.trainer.strategy
+    if isinstance(strategy, ThreeDParallelStrategy):
+        assert strategy._engine is not None
+        return float(strategy._engine.gradients.norm(parameters))
+    return float(get_total_norm([p.grad for p in parameters if p.grad is not None]))
+
+
+class Recorded(pl.LightningModule):
+    """Data in order, and a record of losses and of norms before and after they are clipped."""
+
+    def begin(self, items: int, batch: int) -> None:
+        """Set the sizes of the data and of a batch."""
+        self.items, self.batch = items, batch
+        self.seen: list[float] = []
+        self.norms: list[float] = []
+        self.sane = 0
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        loss = outputs["loss"] if isinstance(outputs, dict) else outputs
+        self.seen.append(float(self.trainer.strategy.reduce(loss.detach())))
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.norms.append(norm_of(self, optimizer))
+
+    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self.clip_gradients(optimizer, *args, **kwargs)
+        self.norms.append(norm_of(self, optimizer))
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        self.sane += self.trainer.sanity_checking
+
+    def data(self) -> TensorDataset:
+        return TensorDataset(tokens(self.items))
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        data, strategy = self.data(), self.trainer.strategy
+        if not isinstance(strategy, ThreeDParallelStrategy):
+            return DataLoader(data, batch_size=self.batch)
+        # In order, which the sampler that Lightning puts in would not be.
+        sampler = DistributedSampler(data, shuffle=False, **strategy.distributed_sampler_kwargs)
+        return DataLoader(data, batch_size=self.batch // strategy.layout.data, sampler=sampler)
+
+
+class Module(Recorded):
     """Predicts the next token."""
 
     def __init__(
-        self, kind: str = "gpt2", blocks: int = 8, items: int = 32, batch: int = 8
+        self,
+        kind: str = "gpt2",
+        blocks: int = 8,
+        items: int = 32,
+        batch: int = 8,
+        heads: int = HEADS,
     ) -> None:
         super().__init__()
+        self.begin(items, batch)
         torch.manual_seed(0)
-        self.model = Transformer(kind, blocks)
-        self.items, self.batch = items, batch
-        self.seen: list[float] = []
+        self.model = self.made(kind, blocks, heads)
+
+    def made(self, kind: str, blocks: int, heads: int) -> Any:
+        """The model inside."""
+        return Transformer(kind, blocks, heads)
 
     def step(self, batch: Tensor) -> Tensor:
         tokens, targets = batch[:, :-1], batch[:, 1:]
@@ -156,10 +223,6 @@ class Module(pl.LightningModule):
         self.log("val_loss", loss, sync_dist=True)
         return loss
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        loss = outputs["loss"] if isinstance(outputs, dict) else outputs
-        self.seen.append(float(self.trainer.strategy.reduce(loss.detach())))
-
     def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
         self.log("test_loss", self.step(batch[0]), sync_dist=True)
 
@@ -168,20 +231,6 @@ class Module(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
-
-    def data(self) -> TensorDataset:
-        generator = torch.Generator().manual_seed(1)
-        return TensorDataset(
-            torch.randint(VOCABULARY, (self.items, LENGTH + 1), generator=generator)
-        )
-
-    def train_dataloader(self) -> DataLoader[Any]:
-        data, strategy = self.data(), self.trainer.strategy
-        if not isinstance(strategy, ThreeDParallelStrategy):
-            return DataLoader(data, batch_size=self.batch)
-        # In order, which the sampler that Lightning puts in would not be.
-        sampler = DistributedSampler(data, shuffle=False, **strategy.distributed_sampler_kwargs)
-        return DataLoader(data, batch_size=self.batch // strategy.layout.data, sampler=sampler)
 
     def test_dataloader(self) -> DataLoader[Any]:
         return self.train_dataloader()
@@ -237,13 +286,14 @@ class Masked(nn.Module):
 class Elaborate(Module):
     """Parameters and work before and after the call of the model, a mask, several outputs."""
 
-    def __init__(self, kind: str = "masked", blocks: int = 8) -> None:
-        super().__init__("gpt2", 1)
-        self.model: Any = Masked(blocks)
+    def __init__(self, kind: str = "masked", *sizes: int) -> None:
+        super().__init__(kind, *sizes)
         self.scale = nn.Parameter(torch.ones(()))
         self.after = nn.Linear(VOCABULARY, VOCABULARY)
         self.unused = nn.Parameter(torch.ones(3))
-        self.totals: list[Tensor] = []
+
+    def made(self, kind: str, blocks: int, heads: int) -> Any:
+        return Masked(blocks)
 
     def step(self, batch: Tensor) -> Tensor:
         tokens, targets = batch[:, :-1], batch[:, 1:]

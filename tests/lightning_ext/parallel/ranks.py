@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from lightning_ext import ThreeDParallelStrategy
-from tests.lightning_ext.parallel.cases import FULL, QUICK, Case, everything
+from tests.lightning_ext.parallel.cases import CASES, QUICK, Case, everything
 from tests.lightning_ext.parallel.models import WIDTH
 
 
@@ -23,17 +25,53 @@ def strategy_of(case: Case) -> ThreeDParallelStrategy:
     return ThreeDParallelStrategy(**case.layout)
 
 
-def fit(case: Case, name: str, folder: Path) -> None:
-    """Fit, and write down losses, weights and metrics."""
-    strategy, module = strategy_of(case), case.module()
-    trainer = case.trainer(devices=4, strategy=strategy)
-    trainer.fit(module)
-    state = strategy.lightning_module_state_dict()
-    metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
-    everybody: list[object] = [None] * 4
-    dist.all_gather_object(everybody, (metrics, module.seen))
+def of_all(value: Any) -> list[Any]:
+    """What all ranks have."""
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, value)
+    return everybody
+
+
+def save(value: Any, path: Path) -> None:
+    """Write on rank zero."""
     if dist.get_rank() == 0:
-        torch.save({"state": state, "ranks": everybody}, folder / f"{name}.pt")
+        torch.save(value, path)
+
+
+def different(module: nn.Module, tensor_rank: int) -> list[str]:
+    """Parameters of which two ranks that hold the same piece hold different values."""
+    here = {}
+    for name, p in module.named_parameters(remove_duplicate=False):
+        piece = p.to_local() if isinstance(p, DTensor) else p
+        split = isinstance(p, DTensor) and p.placements[0].is_shard()
+        if not piece.is_meta:
+            here[name, tensor_rank if split else None] = piece.detach()
+    found: dict[Any, torch.Tensor] = {}
+    return [
+        f"{key[0]} on rank {rank}"
+        for rank, held in enumerate(of_all(here))
+        for key, value in held.items()
+        if not torch.equal(found.setdefault(key, value), value)
+    ]
+
+
+def fit(case: Case, name: str, folder: Path) -> None:
+    """Fit, and write down losses, norms, weights and metrics."""
+    strategy, module = strategy_of(case), case.module()
+    trainer = case.trainer(devices=case.world, strategy=strategy)
+    trainer.fit(module)
+    mesh, engine = strategy.mesh, strategy._engine
+    assert mesh is not None
+    assert engine is not None
+    differing = different(module, mesh.tensor_rank)
+    metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
+    found = {
+        "state": strategy.lightning_module_state_dict(),
+        "ranks": of_all((metrics, module.seen, module.norms)),
+        "parts": of_all(len(engine.parts)),
+        "different": differing,
+    }
+    save(found, folder / f"{name}.pt")
 
 
 def resume(folder: Path) -> None:
@@ -49,18 +87,16 @@ def resume(folder: Path) -> None:
     trainer.fit(module, ckpt_path=path)
     seen = module.seen
     (found,) = trainer.validate(module, ckpt_path=path, verbose=False)
-    if dist.get_rank() == 0:
-        torch.save({"seen": seen, "val_loss": found["val_loss"]}, folder / "resumed.pt")
+    save({"seen": seen, "val_loss": found["val_loss"]}, folder / "resumed.pt")
 
 
 def with_callbacks(folder: Path) -> None:
     """Fit with callbacks, on all ranks alike."""
     strategy = ThreeDParallelStrategy(pipeline=2, tensor=2, microbatches=4)
-    found = everything(folder / "checkpoints", devices=4, strategy=strategy)
-    everybody: list[object] = [None] * 4
-    dist.all_gather_object(everybody, found)
-    if dist.get_rank() == 0:
-        torch.save(everybody, folder / "callbacks.pt")
+    save(
+        of_all(everything(folder / "checkpoints", devices=4, strategy=strategy)),
+        folder / "callbacks.pt",
+    )
 
 
 def dropout(folder: Path) -> None:
@@ -70,23 +106,31 @@ def dropout(folder: Path) -> None:
     module.model.h[0].ln_2 = nn.Sequential(nn.LayerNorm(WIDTH), nn.Dropout(0.3))
     torch.manual_seed(int(os.environ["RANK"]))
     case.trainer(devices=4, strategy=strategy_of(case)).fit(module)
-    everybody: list[object] = [None] * 4
-    dist.all_gather_object(everybody, module.model.ln_f.weight.detach())
-    if dist.get_rank() == 0:
-        torch.save(everybody, folder / "dropout.pt")
+    save(of_all(module.model.ln_f.weight.detach()), folder / "dropout.pt")
+
+
+def noise(folder: Path) -> None:
+    """Processes that nobody has seeded alike, whose steps draw the inputs and the targets."""
+    case = Case("noisy", {"pipeline": 2, "microbatches": 2}, {"max_epochs": 2})
+    strategy, module = strategy_of(case), case.module()
+    torch.manual_seed(int(os.environ["RANK"]))
+    trainer = case.trainer(devices=4, strategy=strategy)
+    trainer.fit(module)
+    state = strategy.lightning_module_state_dict()
+    everybody = of_all((module.drawn, module.used, float(trainer.callback_metrics["val_loss"])))
+    save({"state": state, "ranks": everybody}, folder / "noise.pt")
+
+
+JOBS = {"resume": resume, "callbacks": with_callbacks, "dropout": dropout, "noise": noise}
 
 
 def main(folder: Path, names: list[str]) -> None:
     """Run all."""
     for name in names:
-        if name == "resume":
-            resume(folder)
-        elif name == "dropout":
-            dropout(folder)
-        elif name == "callbacks":
-            with_callbacks(folder)
+        if name in JOBS:
+            JOBS[name](folder)
         else:
-            fit((QUICK | FULL)[name], name, folder)
+            fit(CASES[name], name, folder)
 
 
 if __name__ == "__main__":
