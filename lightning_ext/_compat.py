@@ -46,14 +46,18 @@ __all__ = [
     "LightningModule",
     "ParallelStrategy",
     "Trainer",
+    "batch_value",
     "callbacks_of",
+    "gather_states",
     "is_lightning_class",
     "isolate_rng",
     "logged_at",
+    "metrics_of",
     "pl",
     "rank_zero_info",
     "rank_zero_warn",
     "seed_worker",
+    "set_batch_value",
     "set_rank",
     "subprocess_launcher",
 ]
@@ -83,6 +87,25 @@ def is_lightning_class(value: Any, path: str) -> bool:
     return isinstance(value, tuple(getattr(m, name) for m in loaded if m is not None))
 
 
+def batch_value(metric: Any) -> Any:
+    """What a torchmetrics object found for the last batch, which Lightning logs at a step.
+
+    Args:
+        metric: A torchmetrics object.
+    """
+    return metric._forward_cache
+
+
+def set_batch_value(metric: Any, value: Any) -> None:
+    """Let Lightning log this value of a torchmetrics object at a step.
+
+    Args:
+        metric: A torchmetrics object.
+        value: For the last batch.
+    """
+    metric._forward_cache = value
+
+
 def callbacks_of(trainer: Trainer) -> list[Any]:
     """The callbacks of a trainer, an attribute that Lightning sets but does not declare.
 
@@ -103,6 +126,27 @@ def logged_at(trainer: Trainer, epoch_over: bool) -> int:
     # there is no public name: Lightning's own LearningRateMonitor reads this one.
     step: int = trainer.fit_loop.epoch_loop._batches_that_stepped
     return step - epoch_over
+
+
+def gather_states(state: Any, group: Any) -> Any:
+    """A state of a torchmetrics object on all ranks of a group.
+
+    Args:
+        state: A tensor.
+        group: Of processes.
+    """
+    return import_module("torchmetrics.utilities.distributed").gather_all_tensors(state, group)
+
+
+def metrics_of(module: Any) -> list[tuple[str, Any]]:
+    """The torchmetrics objects in a module, by path.
+
+    Args:
+        module: A module of torch.
+    """
+    # Lightning has imported torchmetrics itself.
+    metric = import_module("torchmetrics").Metric
+    return [(path, m) for path, m in module.named_modules() if isinstance(m, metric)]
 
 
 def seed_worker(worker: int, rank: int) -> None:

@@ -17,16 +17,16 @@ from torch.distributed.tensor import DTensor
 from lightning_ext import _compat
 from lightning_ext._compat import ParallelStrategy, Trainer
 from lightning_ext.parallel import checkpoint as checkpoint_of
-from lightning_ext.parallel import describe, transport
+from lightning_ext.parallel import transport
+from lightning_ext.parallel.division import divide, one_by_one
 from lightning_ext.parallel.engine import Engine
 from lightning_ext.parallel.gradients import clip_together, gradients_of
 from lightning_ext.parallel.mesh import Mesh
-from lightning_ext.parallel.parts import Pipeline, PipelinePart, find_pipeline
+from lightning_ext.parallel.parts import Pipeline, PipelinePart
 from lightning_ext.parallel.split import drop_foreign, owners, split_tensors
 from lightning_ext.parallel.summary import summary
-from strategies.parallel import SCHEDULES, Layout, TensorPlan, partition, tensor_plan
+from strategies.parallel import SCHEDULES, Layout, TensorPlan
 from strategies.parallel.layout import check_whole
-from strategies.parallel.stages import bounds, checked_counts
 from strategies.parallel.tensor import TensorRule
 
 
@@ -171,27 +171,10 @@ class ThreeDParallelStrategy(ParallelStrategy):
         self.mesh = Mesh.of(layout, self.root_device)
 
     def _check(self, module: nn.Module) -> tuple[Pipeline | None, list[list[PipelinePart]]]:
-        """Everything about the model that can be wrong, before anything is made."""
-        if not getattr(module, "automatic_optimization", True):
-            raise ValueError(
-                "ThreeDParallelStrategy cannot run manual optimization, where training_step calls "
-                "backward itself; use automatic optimization"
-            )
-        pipeline, stages = None, [[]]  # type: tuple[Pipeline | None, list[list[PipelinePart]]]
-        if self.pipeline > 1:
-            pipeline = find_pipeline(module, self.pipeline_module, self.pipeline)
-            if len(pipeline.parts) < self.pipeline:
-                raise ValueError(
-                    f"pipeline={self.pipeline} is more than the {len(pipeline.parts)} parts of "
-                    f"{pipeline.name!r}; pass at most that"
-                )
-            if self.layers_per_stage is None:
-                counts = partition(describe.costs(pipeline.parts), self.pipeline)
-            else:
-                counts = checked_counts(self.layers_per_stage, self.pipeline, pipeline.names)
-            stages = [list(pipeline.parts[b:e]) for b, e in bounds(counts)]
-        roots = describe.roots_of(module, pipeline.parts) if pipeline else [""]
-        self.plan = tensor_plan(describe.module_infos(module), self.tensor, self.tensor_plan, roots)
+        pipeline, stages, self.plan = divide(
+            module, self.pipeline, self.tensor, self.pipeline_module, self.layers_per_stage,
+            self.tensor_plan,
+        )  # fmt: skip
         return pipeline, stages
 
     def setup(self, trainer: Trainer) -> None:
@@ -202,11 +185,14 @@ class ThreeDParallelStrategy(ParallelStrategy):
         module = self.lightning_module
         if self._engine is None or self._engine.root is not module:
             self._cut(module)
+        assert self._engine is not None
+        self._engine.metrics.attach()
         self.model = self.precision_plugin.convert_module(module)
         self.model_to_device()
         if trainer.state.fn == "fit":
             self.setup_optimizers(trainer)
-            self._one_by_one()
+            if self._rules:
+                one_by_one(self.optimizers)
         self.setup_precision_plugin()
         assert self._engine is not None
         clip_together(self.precision_plugin, self._engine.gradients)
@@ -232,20 +218,8 @@ class ThreeDParallelStrategy(ParallelStrategy):
             mesh, module, pipeline, stages[mesh.stage], gradients, self.schedule,
             self.microbatches, transport.share(seed, 0),
         )  # fmt: skip
-
-    def _one_by_one(self) -> None:
-        """Optimizers cannot take split and whole tensors in one call."""
-        if not self._rules:
-            return
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for name in ("foreach", "fused"):
-                    if group.get(name):
-                        group[name] = False
-                        _compat.rank_zero_info(
-                            f"ThreeDParallelStrategy: {type(optimizer).__name__} runs with "
-                            f"{name}=False, as it cannot take split and whole tensors together"
-                        )
+        last = (mesh.layout.pipeline - 1,)
+        self._stages |= dict.fromkeys(self._engine.metrics.states(), last)
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Workers of all ranks that see the same data draw the same random numbers."""
@@ -266,6 +240,8 @@ class ThreeDParallelStrategy(ParallelStrategy):
             # Pieces are made where they belong.
             if not tensor.is_meta and not isinstance(tensor, DTensor) and tensor.device != device:
                 tensor.data = tensor.data.to(device)
+        if self._engine is not None:
+            self._engine.metrics.move(device)
 
     def _number(self) -> int:
         trainer = self._trainer

@@ -14,7 +14,9 @@ from lightning_ext.parallel import calls, microbatches, transport
 from lightning_ext.parallel.gradients import Deposit, Gradients
 from lightning_ext.parallel.logs import Record, combined_outputs
 from lightning_ext.parallel.mesh import Mesh
+from lightning_ext.parallel.metrics import Metrics
 from lightning_ext.parallel.parts import Pipeline, PipelinePart
+from lightning_ext.parallel.returned import Returned, Sharing
 
 Context = Callable[[], AbstractContextManager[Any]]
 _KEPT = 8  # shapes of batches for which buffers are kept
@@ -49,6 +51,7 @@ class Engine:
         self.mesh, self.root, self.pipeline, self.parts = mesh, root, pipeline, parts
         self.gradients, self.schedule, self.count, self.seed = gradients, schedule, count, seed
         self.accumulating = False
+        self.metrics, self.sharing = Metrics(root, mesh), Sharing(mesh)
         self._schedules: dict[Any, Any] = {}
         self._step: _Step | None = None
 
@@ -83,11 +86,12 @@ class Engine:
         step = _Step(self, microbatches.chunks(args[0], count), args[1:], number, context)
         before = self.gradients.take()
         try:
-            if self.pipeline is None:
-                for i in range(count):
-                    step.alone(i).backward()
-            else:
-                self._run(step, count)
+            with self.metrics.in_step(), microbatches.kept() if step.seeds else nullcontext():
+                if self.pipeline is None:
+                    for i in range(count):
+                        step.alone(i).backward()
+                else:
+                    self._run(step, count)
             found = self.gradients.take()
         finally:
             self.gradients.put(before)
@@ -153,33 +157,11 @@ class Engine:
         return self._step.finish(index, self._step.forward(index, state))
 
     def _returned(self, step: _Step, found: Sequence[Tensor | None]) -> Any:
-        here = None
-        if self.mesh.last:
-            loss = torch.stack(step.losses).mean()
-            here = (loss.cpu(), step.record.combined(), combined_outputs(step.outputs),
-                    isinstance(step.outputs[-1], dict))  # fmt: skip
-            here = self._of_first_data(here)
-        source = self.mesh.last_in_model
-        loss, logged, extras, as_dict = transport.share(here, source, self.mesh.model)
-        log: Any = self.root.log
-        for name, value, options in logged:
-            log(name, value.to(self.mesh.device), **options)
-        loss = loss.to(self.mesh.device)
+        result = self.sharing.share(step.result() if self.mesh.last else None)
+        self.metrics.log(result.logged)
         anchor = torch.zeros((), requires_grad=True, device=self.mesh.device)
-        loss = Deposit.apply(anchor, loss, lambda factor: self._bring(found, factor))
-        return {"loss": loss, **extras} if as_dict else loss
-
-    def _of_first_data(self, here: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Logged values that are not to be averaged over ranks are those of the first one."""
-        if self.mesh.layout.data == 1 or not here[1]:
-            return here
-        source = self.mesh.layout.rank(self.mesh.stage, 0, self.mesh.tensor_rank)
-        firsts = transport.share(here[1], source, self.mesh.data)
-        mixed = [
-            own if own[2].get("sync_dist") else first
-            for own, first in zip(here[1], firsts, strict=True)
-        ]
-        return (here[0], mixed, *here[2:])
+        loss = Deposit.apply(anchor, result.loss, lambda factor: self._bring(found, factor))
+        return {"loss": loss, **result.extras} if result.as_dict else loss
 
     def _bring(self, found: Sequence[Tensor | None], factor: Tensor) -> None:
         self.gradients.add(found, factor)
@@ -194,15 +176,20 @@ class Engine:
             step: The user's own.
             number: Of the step, the same on all ranks.
         """
-        if self.pipeline is None:
-            return step()
-        module, name = self.pipeline.module, self.pipeline.name
-        numbers = (self.seed, self.mesh.data_rank, number, 1)
+        with self.metrics.in_step():
+            if self.pipeline is None:
+                return step()
+            with microbatches.kept():
+                return self._evaluated(step, self.pipeline, number)
+
+    def _evaluated(self, step: Callable[[], Any], pipeline: Pipeline, number: int) -> Any:
+        module, name = pipeline.module, pipeline.name
+        seed = microbatches.mixed(self.seed, self.mesh.data_rank, number, 1)
         inputs: dict[str, Any] = {}
-        with microbatches.seeded(*numbers):
-            args, kwargs = calls.inputs_of(module, name, step)
+        microbatches.seed(seed)
+        args, kwargs = calls.inputs_of(module, name, step)
         if self.needs_inputs:
-            inputs = self.pipeline.bind(args, kwargs)
+            inputs = pipeline.bind(args, kwargs)
         state: tuple[Tensor, ...] = ()
         if not self.mesh.first:
             before = self.mesh.stage_rank(self.mesh.stage - 1)
@@ -212,8 +199,8 @@ class Engine:
             transport.send(output, self.mesh.stage_rank(self.mesh.stage + 1), self.mesh.pipeline)
         source = self.mesh.stage_rank(self.mesh.layout.pipeline - 1)
         output = transport.share_output(output, source, self.mesh.pipeline, self.mesh.device)
-        with microbatches.seeded(*numbers):
-            return calls.with_output(module, name, output, step)
+        microbatches.seed(seed)
+        return calls.with_output(module, name, output, step)
 
 
 class _Step:
@@ -228,8 +215,10 @@ class _Step:
         context: Context,
     ) -> None:
         self.engine, self.batches, self.rest, self.context = engine, batches, rest, context
-        self.numbers = (engine.seed, engine.mesh.data_rank, number)
-        self.record = Record()
+        # Ranks that share tensors drop the same units, however the user has seeded them.
+        self.seeds = engine.pipeline is not None or engine.mesh.layout.tensor > 1
+        self.base = microbatches.mixed(engine.seed, engine.mesh.data_rank, number)
+        self.record = Record(engine.metrics.path_of)
         self.losses: list[Tensor] = []
         self.outputs: list[Any] = []
 
@@ -237,10 +226,17 @@ class _Step:
         training_step: Any = self.engine.root.training_step
         return training_step(self.batches[index], *self.rest)
 
+    def _seed(self, index: int, stage: int = -1) -> None:
+        """Seed for what all stages draw alike in a microbatch, or for what one of them draws."""
+        if self.seeds:
+            stages = self.engine.mesh.layout.pipeline
+            microbatches.seed(self.base, index * (stages + 1) + stage + 1)
+
     def _inputs(self, index: int) -> dict[str, Any]:
         pipeline = self.engine.pipeline
         assert pipeline is not None
-        with microbatches.seeded(*self.numbers, index), Record().of(self.engine.root):
+        self._seed(index)
+        with Record(self.engine.metrics.path_of).of(self.engine.root):
             found = calls.inputs_of(pipeline.module, pipeline.name, lambda: self._call(index))
         return pipeline.bind(*found)
 
@@ -248,18 +244,15 @@ class _Step:
         """One microbatch through this stage."""
         with self.context():
             inputs = self._inputs(index) if self.engine.needs_inputs else {}
-            with microbatches.seeded(*self.numbers, index, self.engine.mesh.stage):
-                return self.engine.run_parts(state, inputs)
+            self._seed(index, self.engine.mesh.stage)
+            return self.engine.run_parts(state, inputs)
 
     def finish(self, index: int, output: Any) -> Tensor:
         """The user's step with the output of the model, on the last stage."""
         pipeline = self.engine.pipeline
         assert pipeline is not None
-        with (
-            self.context(),
-            microbatches.seeded(*self.numbers, index),
-            self.record.of(self.engine.root),
-        ):
+        self._seed(index)
+        with self.context(), self.record.of(self.engine.root):
             returned = calls.with_output(
                 pipeline.module, pipeline.name, output, lambda: self._call(index)
             )
@@ -267,13 +260,15 @@ class _Step:
 
     def alone(self, index: int) -> Tensor:
         """The user's step where there is one stage only."""
-        several = len(self.batches) > 1
-        recorded = self.record.of(self.engine.root) if several else nullcontext()
-        # Ranks that share tensors drop the same units, however the user has seeded them.
-        alike = self.engine.mesh.layout.tensor > 1
-        seeds = microbatches.seeded(*self.numbers, index) if alike else nullcontext()
-        with self.context(), recorded, seeds:
+        self._seed(index)
+        with self.context(), self.record.of(self.engine.root):
             return self._loss(self._call(index))
+
+    def result(self) -> Returned:
+        """What the microbatches together return and log."""
+        loss, last = torch.stack(self.losses).mean(), self.outputs[-1]
+        extras = combined_outputs(self.outputs)
+        return Returned(loss, self.record.combined(), extras, isinstance(last, dict))
 
     def _loss(self, returned: Any) -> Tensor:
         loss = returned["loss"] if isinstance(returned, dict) else returned

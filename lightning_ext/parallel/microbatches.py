@@ -49,14 +49,10 @@ def key_of(batch: Any) -> tuple[Any, ...]:
 
 
 @contextmanager
-def seeded(*numbers: int) -> Iterator[None]:
-    """Seed torch, numpy and Python by some numbers, and put their states back afterwards."""
-    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+def kept() -> Iterator[None]:
+    """Put the random states of torch, numpy and Python back afterwards."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
     try:
         yield
     finally:
@@ -65,3 +61,24 @@ def seeded(*numbers: int) -> Iterator[None]:
         random.setstate(states[2])
         if cuda is not None:
             torch.cuda.set_rng_state(cuda)
+
+
+def mixed(*numbers: int) -> int:
+    """One number of 32 bits that depends on all of these."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
+def seed(base: int, index: int = 0) -> None:
+    """Seed torch, numpy and Python.
+
+    Args:
+        base: A number of 32 bits.
+        index: Another, small one: no two give the same seed with the same base.
+    """
+    value = (base + 0x9E3779B1 * index) % 2**32
+    # torch.manual_seed looks for all kinds of devices, which takes a hundred times as long.
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(value)
+    np.random.seed(value)
+    random.seed(value)

@@ -64,7 +64,7 @@ def share_output(output: Any, source: int, group: dist.ProcessGroup, device: tor
     def fill(slot: _Slot) -> Tensor:
         here = dist.get_rank() == source
         empty = torch.empty(slot.shape, dtype=slot.dtype, device=device)
-        tensor = next(own).contiguous() if here else empty
+        tensor = next(own).to(device).contiguous() if here else empty
         dist.broadcast(tensor, src=source, group=group)
         return tensor
 

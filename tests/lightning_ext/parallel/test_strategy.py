@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import re
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_ext import PipelinePart, ThreeDParallelStrategy
 from lightning_ext.parallel.calls import inputs_of, with_output
-from lightning_ext.parallel.microbatches import batch_size, chunks, count_for, seeded
+from lightning_ext.parallel.microbatches import batch_size, chunks, count_for, kept, mixed, seed
 from lightning_ext.parallel.parts import find_pipeline
 from lightning_ext.parallel.summary import summary
 from strategies.parallel import Layout
@@ -144,17 +146,24 @@ class TestMicrobatches:
             batch_size([1, "a"])
 
     def test_seeds_are_repeated_and_leave_nothing(self) -> None:
-        def draw() -> Tensor:
-            return torch.rand(3)
+        def draw() -> tuple[float, float, float]:
+            return float(torch.rand(())), float(np.random.rand()), random.random()
 
-        before = torch.get_rng_state()
-        with seeded(1, 2):
+        states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
+        base = mixed(1, 2)
+        with kept():
+            seed(base)
             first = draw()
-        with seeded(1, 2):
-            assert torch.equal(draw(), first)
-        with seeded(1, 3):
-            assert not torch.equal(draw(), first)
-        assert torch.equal(torch.get_rng_state(), before)
+            seed(base)
+            assert draw() == first
+            others = [(seed(base, i), draw())[1] for i in range(1, 5)]
+            seed(mixed(1, 3))
+            others.append(draw())
+        for i, drawn in enumerate(zip(first, *others, strict=True)):
+            assert len(set(drawn)) == 6, i  # torch, numpy and Python each draw anew
+        assert torch.equal(torch.get_rng_state(), states[0])
+        assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[index]
+        assert random.getstate() == states[2]
 
 
 def test_summary() -> None:
