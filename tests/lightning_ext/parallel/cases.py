@@ -150,7 +150,8 @@ def matrix(
     return {
         f"{kind}, {p} x {world // (p * t)} x {t}, {schedule}, {precision}": Case(
             kind,
-            {"pipeline": p, "tensor": t, "microbatches": max(4, p), "schedule": schedule},
+            {"pipeline": p, "tensor": t, "schedule": schedule}
+            | ({"microbatches": max(4, p)} if p > 1 else {}),
             options,
             blocks=8,
             heads=8,

@@ -85,8 +85,9 @@ def resume(folder: Path) -> None:
     module = case.module()
     trainer = case.trainer(devices=4, strategy=strategy_of(case))
     trainer.fit(module, ckpt_path=path)
-    seen = module.seen
+    seen, mesh = module.seen, trainer.strategy.mesh  # type: ignore[attr-defined]
     (found,) = trainer.validate(module, ckpt_path=path, verbose=False)
+    assert trainer.strategy.mesh is mesh  # type: ignore[attr-defined]
     save({"seen": seen, "val_loss": found["val_loss"]}, folder / "resumed.pt")
 
 
