@@ -20,7 +20,6 @@ from lightning_ext.parallel import checkpoint as checkpoint_of
 from lightning_ext.parallel import transport
 from lightning_ext.parallel.division import divide, one_by_one
 from lightning_ext.parallel.engine import Engine
-from lightning_ext.parallel.faults import Faults, guarded
 from lightning_ext.parallel.gradients import clip_together, gradients_of
 from lightning_ext.parallel.mesh import Mesh
 from lightning_ext.parallel.parts import Pipeline, PipelinePart
@@ -103,7 +102,6 @@ class ThreeDParallelStrategy(ParallelStrategy):
         self.num_nodes = 1
         self.mesh: Mesh | None = None
         self.plan = TensorPlan()
-        self.faults = Faults()
         self._engine: Engine | None = None
         self._rules: dict[str, TensorRule] = {}
         self._stages: dict[str, tuple[int, ...]] = {}
@@ -160,23 +158,18 @@ class ThreeDParallelStrategy(ParallelStrategy):
         environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
         environment.set_world_size(layout.world_size)
         _compat.set_rank(self.global_rank)
-        with self.faults.connecting():
-            if not dist.is_initialized():
-                self._connect(environment, layout.world_size)
+        if not dist.is_initialized():
+            os.environ.setdefault("MASTER_ADDR", environment.main_address)
+            os.environ.setdefault("MASTER_PORT", str(environment.main_port))
+            device = self.root_device.type
+            dist.init_process_group(
+                self.process_group_backend or dist.get_default_backend_for_device(device),
+                rank=self.global_rank,
+                world_size=layout.world_size,
+                timeout=timedelta(seconds=self.timeout),
+            )
+        if self.mesh is None or self.mesh.layout != layout:  # each has its groups and threads
             self.mesh = Mesh.of(layout, self.root_device)
-        place = f"stage {self.mesh.stage}"
-        self.faults.ready(self.global_rank, layout.world_size, place)
-
-    def _connect(self, environment: Any, size: int) -> None:
-        os.environ.setdefault("MASTER_ADDR", environment.main_address)
-        os.environ.setdefault("MASTER_PORT", str(environment.main_port))
-        device = self.root_device.type
-        dist.init_process_group(
-            self.process_group_backend or dist.get_default_backend_for_device(device),
-            rank=self.global_rank,
-            world_size=size,
-            timeout=timedelta(seconds=self.timeout),
-        )
 
     def _check(self, module: nn.Module) -> tuple[Pipeline | None, list[list[PipelinePart]]]:
         pipeline, stages, self.plan = divide(
@@ -195,7 +188,6 @@ class ThreeDParallelStrategy(ParallelStrategy):
             self._cut(module)
         assert self._engine is not None
         self._engine.metrics.attach()
-        self._engine.checked = None
         self.model = self.precision_plugin.convert_module(module)
         self.model_to_device()
         if trainer.state.fn == "fit":
@@ -222,11 +214,10 @@ class ThreeDParallelStrategy(ParallelStrategy):
         self.model_to_device()
         self._rules = split_tensors(module, self.plan, mesh) if self.tensor > 1 else {}
         seed = int(os.environ.get("PL_GLOBAL_SEED") or torch.initial_seed() % 2**31)
-        with self.faults.connecting():
-            gradients = gradients_of(module, self._stages, mesh)
+        gradients = gradients_of(module, self._stages, mesh)
         self._engine = Engine(
             mesh, module, pipeline, stages[mesh.stage], gradients, self.schedule,
-            self.microbatches, transport.share(seed, 0), self.faults,
+            self.microbatches, transport.share(seed, 0),
         )  # fmt: skip
         last = (mesh.layout.pipeline - 1,)
         self._stages |= dict.fromkeys(self._engine.metrics.states(), last)
@@ -266,9 +257,8 @@ class ThreeDParallelStrategy(ParallelStrategy):
         """The user's, on all microbatches and stages."""
         assert self._engine is not None
         return self._engine.train(
-            (*args, *kwargs.values()), self._trainer.current_epoch, self._number(),
-            self.precision_plugin.train_step_context,
-        )  # fmt: skip
+            (*args, *kwargs.values()), self._number(), self.precision_plugin.train_step_context
+        )
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The user's, on the whole batch."""
@@ -287,7 +277,7 @@ class ThreeDParallelStrategy(ParallelStrategy):
         step = partial(getattr(self.lightning_module, name), *args, **kwargs)
         number = next((x for x in (*args[1:], *kwargs.values()) if isinstance(x, int)), 0)
         with self.precision_plugin.val_step_context():
-            return self._engine.evaluate(step, (*args, *kwargs.values())[0], number)
+            return self._engine.evaluate(step, number)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -299,18 +289,15 @@ class ThreeDParallelStrategy(ParallelStrategy):
         finally:
             self._engine.accumulating = False
 
-    @guarded
     def barrier(self, name: str | None = None) -> None:
         """Wait for all ranks."""
         if dist.is_initialized():
             dist.barrier()
 
-    @guarded
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """An object of one rank on all."""
         return transport.share(obj, src) if dist.is_initialized() else obj
 
-    @guarded
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Mean or sum over the data axis; along the others all ranks have the same."""
         if not isinstance(tensor, Tensor) or self.mesh is None:
@@ -320,20 +307,17 @@ class ThreeDParallelStrategy(ParallelStrategy):
         mean = str(reduce_op).rpartition(".")[2].lower() in ("mean", "avg")
         return total / self.mesh.layout.data if mean else total.to(tensor.dtype)
 
-    @guarded
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Values along the data axis."""
         assert self.mesh is not None
         return super().all_gather(tensor, group=group or self.mesh.data, sync_grads=sync_grads)
 
-    @guarded
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Whether all ranks, or any, say yes."""
         votes = torch.tensor(int(decision), device=self.root_device)
         dist.all_reduce(votes)
         return int(votes) == self.world_size if all else bool(votes)
 
-    @guarded
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The model as one process would save it, on rank zero; what is here, on the others."""
         assert self.mesh is not None
@@ -353,7 +337,6 @@ class ThreeDParallelStrategy(ParallelStrategy):
             self.precision_plugin.convert_module(module)
         module.load_state_dict(state, strict=strict)
 
-    @guarded
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """The state of an optimizer as one process would save it, on rank zero."""
         assert self.mesh is not None
@@ -370,11 +353,6 @@ class ThreeDParallelStrategy(ParallelStrategy):
     def _names(self) -> dict[int, str]:
         assert self.lightning_module is not None
         return {id(p): name for name, p in self.lightning_module.named_parameters()}
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Do not leave the other ranks waiting for this one."""
-        if isinstance(exception, Exception):
-            self.faults.tell(exception)
 
     def teardown(self) -> None:
         """Move what is here to the CPU, and let go of the devices."""
