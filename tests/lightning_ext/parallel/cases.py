@@ -168,7 +168,6 @@ def named(name: str, layouts: dict[str, dict[str, Any]], case: Case) -> dict[str
 
 
 AT = {"2 x 1 x 2": SPLIT, "2 x 2 x 1": TWO, "4 x 1 x 1": FOUR, "1 x 2 x 2": {"tensor": 2}}
-WHOLE = {at: AT[at] for at in ("2 x 2 x 1", "4 x 1 x 1")}
 ACCUMULATED = {
     f"{steps} batches, {at}": accumulating(AT[at], steps, epochs=3)
     for at, steps in product(("2 x 1 x 2", "2 x 2 x 1", "1 x 2 x 2"), (1, 2, 4))
@@ -180,7 +179,7 @@ FULL = {
     **named("mixed precision", AT, Case("gpt2", {}, MIXED)),
     **named("sequential", AT, Case("sequential", {}, CLIP, blocks=6)),
     **named("bert", AT, Case("bert", {}, CLIP, blocks=6)),
-    **named("demo", WHOLE, Case("demo", {}, CLIP)),
+    **named("demo", AT, Case("demo", {}, CLIP)),
     **ACCUMULATED,
     "seven parts": Case("sequential", FOUR, CLIP, blocks=4),
     "a batch of two": Case("gpt2", FOUR, ONCE, items=8, batch=2),
@@ -188,7 +187,8 @@ FULL = {
 }
 EIGHT = {
     **matrix(8, {"gpt2": layouts(8)}, "64-true"),
-    **matrix(8, {"gpt2": layouts(8)}, "32-true"),
+    # Both schedules add up the same numbers in the same order: one of them is enough here.
+    **matrix(8, {"gpt2": [at for at in layouts(8) if at[0] == 1 or at[2] == "1f1b"]}, "32-true"),
     **matrix(8, {"llama": [(2, 2, "1f1b"), (1, 4, "gpipe")]}, "64-true"),
     **matrix(8, {"vit": [(2, 2, "gpipe"), (4, 1, "1f1b"), (1, 8, "gpipe")]}, "64-true"),
 }

@@ -153,14 +153,25 @@ def norm_of(module: pl.LightningModule, optimizer: torch.optim.Optimizer) -> flo
 
 
 class Recorded(pl.LightningModule):
-    """Data in order, and a record of losses and of norms before and after they are clipped."""
+    """Data in order, and a record of losses, of norms before and after clipping, and of types."""
 
     def begin(self, items: int, batch: int) -> None:
         """Set the sizes of the data and of a batch."""
         self.items, self.batch = items, batch
         self.seen: list[float] = []
         self.norms: list[float] = []
+        self.dtypes: set[str] = set()
         self.sane = 0
+
+    def on_fit_start(self) -> None:
+        for module in self.modules():
+            if type(module) is nn.Linear:
+                module.register_forward_hook(self.note)
+
+    def note(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        """Which type a layer computes in while the model is trained."""
+        if self.trainer.training:
+            self.dtypes.add(str(output.dtype))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         loss = outputs["loss"] if isinstance(outputs, dict) else outputs

@@ -69,6 +69,7 @@ def fit(case: Case, name: str, folder: Path) -> None:
         "state": strategy.lightning_module_state_dict(),
         "ranks": of_all((metrics, module.seen, module.norms)),
         "parts": of_all(len(engine.parts)),
+        "dtypes": sorted(set().union(*of_all(module.dtypes))),
         "different": differing,
     }
     save(found, folder / f"{name}.pt")
