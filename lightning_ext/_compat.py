@@ -48,6 +48,7 @@ __all__ = [
     "Trainer",
     "batch_value",
     "callbacks_of",
+    "default_store",
     "gather_states",
     "is_lightning_class",
     "isolate_rng",
@@ -126,6 +127,12 @@ def logged_at(trainer: Trainer, epoch_over: bool) -> int:
     # there is no public name: Lightning's own LearningRateMonitor reads this one.
     step: int = trainer.fit_loop.epoch_loop._batches_that_stepped
     return step - epoch_over
+
+
+def default_store() -> Any:
+    """The store through which the processes of the default group have found each other."""
+    # The public way, a method of the group, is not in all versions of torch that we support.
+    return import_module("torch.distributed.distributed_c10d")._get_default_store()
 
 
 def gather_states(state: Any, group: Any) -> Any:

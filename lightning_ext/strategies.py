@@ -18,15 +18,17 @@ from lightning_ext import _compat
 from lightning_ext._compat import ParallelStrategy, Trainer
 from lightning_ext.parallel import checkpoint as checkpoint_of
 from lightning_ext.parallel import transport
+from lightning_ext.parallel.arguments import check_arguments
+from lightning_ext.parallel.buffers import Buffers
 from lightning_ext.parallel.division import divide, one_by_one
 from lightning_ext.parallel.engine import Engine
+from lightning_ext.parallel.faults import Faults, guarded
 from lightning_ext.parallel.gradients import clip_together, gradients_of
 from lightning_ext.parallel.mesh import Mesh
 from lightning_ext.parallel.parts import Pipeline, PipelinePart
 from lightning_ext.parallel.split import drop_foreign, owners, split_tensors
 from lightning_ext.parallel.summary import summary
-from strategies.parallel import SCHEDULES, Layout, TensorPlan
-from strategies.parallel.layout import check_whole
+from strategies.parallel import Layout, TensorPlan
 from strategies.parallel.tensor import TensorRule
 
 
@@ -45,19 +47,21 @@ class ThreeDParallelStrategy(ParallelStrategy):
         microbatches: Parts into which each batch is cut. A batch that it does not divide is cut
             into fewer. Default: None, up to four per stage.
         schedule: `"gpipe"` or `"1f1b"`. Default: `"1f1b"`.
+        shard_parameters: Not there yet. Default: False.
         pipeline_module: Path of the module to cut, such as `"model"`: an `nn.Sequential`, or one
             with a method `pipeline_parts()` that lists what `forward` runs in order (modules or
             `PipelinePart`s). Default: None, the only such child of the LightningModule.
         tensor_plan: `{pattern: "column" | "row" | "vocab" | "replicate"}` by module path, for what
             is not recognised. Default: None.
         layers_per_stage: Parts in each stage. Default: None, balanced by cost.
+        sequence_parallel: Not there yet. Default: False.
         process_group_backend: `"gloo"`, `"nccl"`. Default: None, by device.
         timeout: Of collectives, in seconds. Default: 1800.
 
     Raises:
         TypeError: A size is no whole number.
-        ValueError: A size is not positive, the schedule is unknown, or there are fewer
-            microbatches than stages in `1f1b`.
+        ValueError: A size is not positive, the schedule is unknown, there are fewer microbatches
+            than stages in `1f1b`, or a switch is on that is not there yet.
 
     Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters using
     Megatron-LM" (arXiv 2104.04473).
@@ -74,35 +78,31 @@ class ThreeDParallelStrategy(ParallelStrategy):
         data: int | Literal["auto"] = "auto",
         microbatches: int | None = None,
         schedule: str = "1f1b",
+        shard_parameters: bool = False,
         pipeline_module: str | None = None,
         tensor_plan: Mapping[str, str] | None = None,
         layers_per_stage: Sequence[int] | None = None,
+        sequence_parallel: bool = False,
         process_group_backend: str | None = None,
         timeout: float = 1800.0,
     ) -> None:
         super().__init__()
-        check_whole("pipeline", pipeline, "pass the number of stages")
-        check_whole("tensor", tensor, "pass the number of ranks that share each tensor")
-        if data != "auto":
-            check_whole("data", data, "pass the number of copies of the model, or 'auto'")
-        if microbatches is not None:
-            check_whole("microbatches", microbatches, "pass how many to cut a batch into, or None")
-        if schedule not in SCHEDULES:
-            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}")
-        if schedule == "1f1b" and microbatches is not None and microbatches < pipeline:
-            raise ValueError(
-                f"microbatches={microbatches} are fewer than pipeline={pipeline} stages, which "
-                f"schedule='1f1b' cannot run; pass at least {pipeline}, or schedule='gpipe'"
-            )
+        check_arguments(
+            pipeline, tensor, data, microbatches, schedule,
+            shard_parameters=shard_parameters, sequence_parallel=sequence_parallel,
+        )  # fmt: skip
         self.pipeline, self.tensor, self.data = pipeline, tensor, data
         self.microbatches, self.schedule = microbatches, schedule
         self.pipeline_module, self.tensor_plan = pipeline_module, tensor_plan
         self.layers_per_stage, self.timeout = layers_per_stage, timeout
         self.process_group_backend = process_group_backend
+        self.shard_parameters, self.sequence_parallel = shard_parameters, sequence_parallel
         self.num_nodes = 1
         self.mesh: Mesh | None = None
         self.plan = TensorPlan()
+        self.faults = Faults()
         self._engine: Engine | None = None
+        self._buffers: Buffers | None = None
         self._rules: dict[str, TensorRule] = {}
         self._stages: dict[str, tuple[int, ...]] = {}
 
@@ -158,18 +158,23 @@ class ThreeDParallelStrategy(ParallelStrategy):
         environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
         environment.set_world_size(layout.world_size)
         _compat.set_rank(self.global_rank)
-        if not dist.is_initialized():
-            os.environ.setdefault("MASTER_ADDR", environment.main_address)
-            os.environ.setdefault("MASTER_PORT", str(environment.main_port))
-            device = self.root_device.type
-            dist.init_process_group(
-                self.process_group_backend or dist.get_default_backend_for_device(device),
-                rank=self.global_rank,
-                world_size=layout.world_size,
-                timeout=timedelta(seconds=self.timeout),
-            )
-        if self.mesh is None or self.mesh.layout != layout:  # each has its groups and threads
-            self.mesh = Mesh.of(layout, self.root_device)
+        with self.faults.connecting():
+            if not dist.is_initialized():
+                self._connect(environment, layout.world_size)
+            if self.mesh is None or self.mesh.layout != layout:  # each has its groups and threads
+                self.mesh = Mesh.of(layout, self.root_device)
+        self.faults.ready(self.global_rank, layout.world_size, f"stage {self.mesh.stage}")
+
+    def _connect(self, environment: Any, size: int) -> None:
+        os.environ.setdefault("MASTER_ADDR", environment.main_address)
+        os.environ.setdefault("MASTER_PORT", str(environment.main_port))
+        device = self.root_device.type
+        dist.init_process_group(
+            self.process_group_backend or dist.get_default_backend_for_device(device),
+            rank=self.global_rank,
+            world_size=size,
+            timeout=timedelta(seconds=self.timeout),
+        )
 
     def _check(self, module: nn.Module) -> tuple[Pipeline | None, list[list[PipelinePart]]]:
         pipeline, stages, self.plan = divide(
@@ -188,6 +193,7 @@ class ThreeDParallelStrategy(ParallelStrategy):
             self._cut(module)
         assert self._engine is not None
         self._engine.metrics.attach()
+        self._engine.checked = None
         self.model = self.precision_plugin.convert_module(module)
         self.model_to_device()
         if trainer.state.fn == "fit":
@@ -214,11 +220,13 @@ class ThreeDParallelStrategy(ParallelStrategy):
         self.model_to_device()
         self._rules = split_tensors(module, self.plan, mesh) if self.tensor > 1 else {}
         seed = int(os.environ.get("PL_GLOBAL_SEED") or torch.initial_seed() % 2**31)
-        gradients = gradients_of(module, self._stages, mesh)
+        with self.faults.connecting():
+            gradients = gradients_of(module, self._stages, mesh)
         self._engine = Engine(
             mesh, module, pipeline, stages[mesh.stage], gradients, self.schedule,
-            self.microbatches, transport.share(seed, 0),
+            self.microbatches, transport.share(seed, 0), self.faults,
         )  # fmt: skip
+        self._buffers = Buffers(module, self._stages, mesh, self.faults)
         last = (mesh.layout.pipeline - 1,)
         self._stages |= dict.fromkeys(self._engine.metrics.states(), last)
 
@@ -257,8 +265,9 @@ class ThreeDParallelStrategy(ParallelStrategy):
         """The user's, on all microbatches and stages."""
         assert self._engine is not None
         return self._engine.train(
-            (*args, *kwargs.values()), self._number(), self.precision_plugin.train_step_context
-        )
+            (*args, *kwargs.values()), self._trainer.current_epoch, self._number(),
+            self.precision_plugin.train_step_context,
+        )  # fmt: skip
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The user's, on the whole batch."""
@@ -277,7 +286,13 @@ class ThreeDParallelStrategy(ParallelStrategy):
         step = partial(getattr(self.lightning_module, name), *args, **kwargs)
         number = next((x for x in (*args[1:], *kwargs.values()) if isinstance(x, int)), 0)
         with self.precision_plugin.val_step_context():
-            return self._engine.evaluate(step, number)
+            return self._engine.evaluate(step, (*args, *kwargs.values())[0], number)
+
+    def _agree_on_buffers(self) -> None:
+        assert self._buffers is not None
+        self._buffers.share()
+
+    on_validation_start = on_test_start = on_predict_start = _agree_on_buffers
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -289,15 +304,18 @@ class ThreeDParallelStrategy(ParallelStrategy):
         finally:
             self._engine.accumulating = False
 
+    @guarded
     def barrier(self, name: str | None = None) -> None:
         """Wait for all ranks."""
         if dist.is_initialized():
             dist.barrier()
 
+    @guarded
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """An object of one rank on all."""
         return transport.share(obj, src) if dist.is_initialized() else obj
 
+    @guarded
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Mean or sum over the data axis; along the others all ranks have the same."""
         if not isinstance(tensor, Tensor) or self.mesh is None:
@@ -307,21 +325,25 @@ class ThreeDParallelStrategy(ParallelStrategy):
         mean = str(reduce_op).rpartition(".")[2].lower() in ("mean", "avg")
         return total / self.mesh.layout.data if mean else total.to(tensor.dtype)
 
+    @guarded
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Values along the data axis."""
         assert self.mesh is not None
         return super().all_gather(tensor, group=group or self.mesh.data, sync_grads=sync_grads)
 
+    @guarded
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Whether all ranks, or any, say yes."""
         votes = torch.tensor(int(decision), device=self.root_device)
         dist.all_reduce(votes)
         return int(votes) == self.world_size if all else bool(votes)
 
+    @guarded
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The model as one process would save it, on rank zero; what is here, on the others."""
         assert self.mesh is not None
         assert self.lightning_module is not None
+        self._agree_on_buffers()
         state = self.lightning_module.state_dict()
         return checkpoint_of.whole_state(state, self._stages, self._rules, self.mesh)
 
@@ -336,7 +358,10 @@ class ThreeDParallelStrategy(ParallelStrategy):
             # Lightning loads before it converts, which would round what is in double precision.
             self.precision_plugin.convert_module(module)
         module.load_state_dict(state, strict=strict)
+        if self._buffers is not None:
+            self._buffers.remember()
 
+    @guarded
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """The state of an optimizer as one process would save it, on rank zero."""
         assert self.mesh is not None
@@ -353,6 +378,11 @@ class ThreeDParallelStrategy(ParallelStrategy):
     def _names(self) -> dict[int, str]:
         assert self.lightning_module is not None
         return {id(p): name for name, p in self.lightning_module.named_parameters()}
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Do not leave the other ranks waiting for this one."""
+        if isinstance(exception, Exception) and (reason := self.faults.tell(exception)):
+            exception.add_note(reason)
 
     def teardown(self) -> None:
         """Move what is here to the CPU, and let go of the devices."""

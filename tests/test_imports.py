@@ -116,7 +116,7 @@ def allowed(room: str, found: Import) -> bool:
         case "augment":
             return inside.parts[0] == "generative" and found.in_function and found.top in LIGHTNING
         case "lightning_ext":
-            return inside == Path("_compat.py") and found.top in LIGHTNING
+            return inside == Path("_compat.py") and found.top in LIGHTNING | {"torchmetrics"}
         case _:
             return inside.parts[0] == "backends" and found.top in {"tensorflow", "torch", "jax"}
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from lightning_ext.parallel import calls, microbatches, transport
+from lightning_ext.parallel.checks import same_batch
+from lightning_ext.parallel.faults import Faults, guarded
 from lightning_ext.parallel.gradients import Deposit, Gradients
 from lightning_ext.parallel.logs import Record, combined_outputs
 from lightning_ext.parallel.mesh import Mesh
@@ -35,6 +37,7 @@ class Engine:
         schedule: Name of the schedule.
         count: Microbatches asked for, or None.
         seed: The same on all ranks.
+        faults: Tells the other ranks what goes wrong on this one.
     """
 
     def __init__(
@@ -47,11 +50,14 @@ class Engine:
         schedule: str,
         count: int | None,
         seed: int,
+        faults: Faults,
     ) -> None:
+        self.faults = faults
         self.mesh, self.root, self.pipeline, self.parts = mesh, root, pipeline, parts
         self.gradients, self.schedule, self.count, self.seed = gradients, schedule, count, seed
         self.accumulating = False
-        self.metrics, self.sharing = Metrics(root, mesh), Sharing(mesh)
+        self.metrics, self.sharing = Metrics(root, mesh, faults), Sharing(mesh)
+        self.checked: int | None = None
         self._schedules: dict[Any, Any] = {}
         self._step: _Step | None = None
 
@@ -68,11 +74,13 @@ class Engine:
             state = output if isinstance(output, tuple) else (output,)
         return output if self.mesh.last else state
 
-    def train(self, args: tuple[Any, ...], number: int, context: Context) -> Any:
+    @guarded
+    def train(self, args: tuple[Any, ...], epoch: int, number: int, context: Context) -> Any:
         """A training step: losses and gradients of all microbatches.
 
         Args:
             args: Of `training_step`; the batch comes first.
+            epoch: In which the step is.
             number: Of the step, the same on all ranks.
             context: In which the model runs (autocast).
 
@@ -80,6 +88,10 @@ class Engine:
             What `training_step` returns, on every rank, with a loss whose backward pass brings
             the gradients.
         """
+        if self.checked != epoch:
+            self.checked = epoch
+            self.metrics.attach()
+            same_batch(args[0], self.mesh)
         count = microbatches.count_for(
             microbatches.batch_size(args[0]), self.count, self.mesh.layout.pipeline
         )
@@ -105,10 +117,15 @@ class Engine:
             self._schedules[key] = self._make(step, count)
         self._step = step
         index = torch.arange(count)
+        failed: Exception | None = None
         try:
             self._schedules[key].step(index=index, target=index, return_outputs=False)
-        finally:
-            self._step = None
+        except Exception as error:
+            # torch reports what a stage raises as an error of its own.
+            failed = step.error or error
+        self._step = None
+        if failed is not None:
+            raise failed
 
     def _make(self, step: _Step, count: int) -> Any:
         """A schedule for one shape of microbatches."""
@@ -152,9 +169,12 @@ class Engine:
     def forward(self, index: int, state: tuple[Tensor, ...]) -> Any:
         """One microbatch through this stage; on the last one, its share of the loss."""
         assert self._step is not None
-        if not self.mesh.last:
-            return self._step.forward(index, state)
-        return self._step.finish(index, self._step.forward(index, state))
+        try:
+            output = self._step.forward(index, state)
+            return self._step.finish(index, output) if self.mesh.last else output
+        except Exception as error:
+            self._step.error = error
+            raise
 
     def _returned(self, step: _Step, found: Sequence[Tensor | None]) -> Any:
         result = self.sharing.share(step.result() if self.mesh.last else None)
@@ -163,19 +183,25 @@ class Engine:
         loss = Deposit.apply(anchor, result.loss, lambda factor: self._bring(found, factor))
         return {"loss": loss, **result.extras} if result.as_dict else loss
 
+    @guarded
     def _bring(self, found: Sequence[Tensor | None], factor: Tensor) -> None:
         self.gradients.add(found, factor)
         if not self.accumulating:
             self.gradients.sum_over_stages()
             self.gradients.mean_over_data()
 
-    def evaluate(self, step: Callable[[], Any], number: int) -> Any:
+    @guarded
+    def evaluate(self, step: Callable[[], Any], batch: Any, number: int) -> Any:
         """A step without gradients: the whole batch at once, its output on every stage.
 
         Args:
             step: The user's own.
+            batch: That it takes.
             number: Of the step, the same on all ranks.
         """
+        if number == 0:
+            self.metrics.attach()
+            same_batch(batch, self.mesh)
         with self.metrics.in_step():
             if self.pipeline is None:
                 return step()
@@ -221,6 +247,7 @@ class _Step:
         self.record = Record(engine.metrics.path_of)
         self.losses: list[Tensor] = []
         self.outputs: list[Any] = []
+        self.error: Exception | None = None
 
     def _call(self, index: int) -> Any:
         training_step: Any = self.engine.root.training_step

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lightning_ext import _compat
 from lightning_ext.parallel import transport
+from lightning_ext.parallel.faults import Faults, guarded
 from lightning_ext.parallel.logs import Logged
 from lightning_ext.parallel.mesh import Mesh
 
@@ -26,10 +27,11 @@ class Metrics:
     Args:
         root: The LightningModule.
         mesh: The ranks.
+        faults: Tells the other ranks what goes wrong on this one.
     """
 
-    def __init__(self, root: nn.Module, mesh: Mesh) -> None:
-        self.root, self.mesh = root, mesh
+    def __init__(self, root: nn.Module, mesh: Mesh, faults: Faults) -> None:
+        self.root, self.mesh, self.faults = root, mesh, faults
         self.within = False
         self._paths: dict[int, str] = {}
 
@@ -83,6 +85,7 @@ class Metrics:
                 _compat.set_batch_value(value, entry.value)
             log(entry.name, value, **entry.options)
 
+    @guarded
     def computed(self, compute: Callable[[], Any]) -> Any:
         """The value of a metric object, on all stages."""
         mesh, last = self.mesh, self.mesh.layout.pipeline - 1

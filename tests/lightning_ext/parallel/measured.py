@@ -1,4 +1,4 @@
-"""A model that logs torchmetrics objects, fitted on one process or on ranks.
+"""A model that logs torchmetrics objects, fitted on one process or on ranks; one with batch norm.
 
 python -m torch.distributed.run --nproc-per-node 4 -m tests.lightning_ext.parallel.measured DIR
 """
@@ -26,6 +26,7 @@ from torchmetrics.classification import (
 
 from lightning_ext import ThreeDParallelStrategy
 from tests.lightning_ext.parallel.models import VOCABULARY, Module
+from tests.lightning_ext.parallel.normalized import on_ranks
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "stages": {"pipeline": 4, "microbatches": 4},
@@ -133,10 +134,16 @@ def main(folder: Path) -> None:
         found = measure(devices=4, strategy=strategy)
         assert strategy._engine is not None
         found["objects"] = strategy._engine.sharing.objects
-        everybody: list[Any] = [None] * 4
-        dist.all_gather_object(everybody, found)
-        if dist.get_rank() == 0:
-            torch.save(everybody, folder / f"{name}.pt")
+        gather(found, folder / f"{name}.pt")
+    gather(on_ranks(), folder / "normalized.pt")
+
+
+def gather(found: Any, path: Path) -> None:
+    """Write down what all ranks have found."""
+    everybody: list[Any] = [None] * 4
+    dist.all_gather_object(everybody, found)
+    if dist.get_rank() == 0:
+        torch.save(everybody, path)
 
 
 if __name__ == "__main__":

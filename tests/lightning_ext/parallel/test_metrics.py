@@ -1,4 +1,4 @@
-"""What is logged on ranks, torchmetrics objects above all, is what one process logs."""
+"""Metric objects and running statistics on ranks are those of one process."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torchmetrics import MeanMetric
 from lightning_ext import _compat
 from lightning_ext.parallel.logs import Record
 from tests.lightning_ext.parallel.measured import LAYOUTS, measure
+from tests.lightning_ext.parallel.normalized import in_a_loop
 
 
 def path_of(metric: nn.Module) -> str:
@@ -22,13 +23,13 @@ def path_of(metric: nn.Module) -> str:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    folder: Path = tmp_path_factory.mktemp("metrics")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("metrics")
     launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     launch += ["--nproc-per-node", "4", "-m", "tests.lightning_ext.parallel.measured", str(folder)]
     done = subprocess.run(launch, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-6000:]
-    return {name: torch.load(folder / f"{name}.pt", weights_only=True) for name in LAYOUTS}
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +38,8 @@ def expected() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", list(LAYOUTS))
-def test_as_on_one_process(
-    name: str, found: dict[str, list[dict[str, Any]]], expected: dict[str, Any]
-) -> None:
-    first, *others = found[name]
+def test_as_on_one_process(name: str, folder: Path, expected: dict[str, Any]) -> None:
+    first, *others = torch.load(folder / f"{name}.pt", weights_only=True)
     data = 4 // (LAYOUTS[name].get("pipeline", 1) * LAYOUTS[name].get("tensor", 1))
     assert {"accuracy_epoch", "train_f1", "area", "val_area", "val_recall"} <= set(first["fitted"])
     for other in others:
@@ -67,6 +66,16 @@ def skipped(values: Any) -> Any:
     if not isinstance(values, dict):
         return values
     return {k: v for k, v in values.items() if not k.startswith("val_accuracy_step")}
+
+
+def test_running_statistics_are_those_of_the_microbatches_of_the_first_copy(folder: Path) -> None:
+    expected = in_a_loop()
+    first, *others = torch.load(folder / "normalized.pt", weights_only=True)
+    for found in (first, *others):
+        assert found["val_loss"] == pytest.approx(expected["val_loss"], abs=1e-10)
+    assert set(first["state"]) == set(expected["state"])
+    for name, value in expected["state"].items():
+        assert (first["state"][name] - value).abs().max() < 1e-10, name
 
 
 class TestRecord:

@@ -50,6 +50,8 @@ def check(devices: int, arguments: dict[str, Any], module: pl.LightningModule) -
         (2, {"tensor": 2, "tensor_plan": {"foo": "row"}}, "the pattern 'foo' fits no linear layer"),
         (2, {"tensor": 0}, "tensor=0 must be a whole number >= 1"),
         (2, {"schedule": "zbv"}, "schedule must be one of gpipe, 1f1b, got 'zbv'"),
+        (2, {"shard_parameters": True}, "shard_parameters=True is not there yet; leave shard"),
+        (2, {"sequence_parallel": True}, "sequence_parallel=True is not there yet; leave"),
         (4, {"pipeline": 4, "microbatches": 2}, "microbatches=2 are fewer than pipeline=4 stages"),
     ],
 )

@@ -1,0 +1,132 @@
+"""Fits that go wrong on some ranks, and what every rank then raises.
+
+python -m torch.distributed.run --nproc-per-node 4 -m tests.lightning_ext.parallel.failing DIR PORTS
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler
+
+from lightning_ext import ThreeDParallelStrategy
+from tests.lightning_ext.parallel.models import Module
+
+LAYOUT = {"pipeline": 2, "microbatches": 2}
+
+
+class Broken(nn.Module):
+    def __init__(self, inner: nn.Module, module: Failing) -> None:
+        super().__init__()
+        self.inner = inner
+        object.__setattr__(self, "module", module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.module.maybe("stage")
+        return self.inner(x)
+
+
+class Failing(Module):
+    """Raises once, on the given ranks, in the third step."""
+
+    def __init__(self, where: str, ranks: tuple[int, ...]) -> None:
+        super().__init__("gpt2", blocks=3)
+        self.where, self.ranks, self.at = where, ranks, 0.0
+        self.model.h[0].ln_1 = Broken(self.model.h[0].ln_1, self)
+
+    def maybe(self, where: str) -> None:
+        late = self.trainer.sanity_checking is False and self.global_step == 2
+        if (
+            where == self.where
+            and dist.get_rank() in self.ranks
+            and (late or where == "validation")
+        ):
+            self.at = time.time()
+            raise KeyError(f"{where} went wrong")
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.maybe("training_step")
+        if self.where == "twice" and self.global_step == 2:
+            self.at = time.time()
+            self.step(batch[0])
+        return loss
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        self.maybe("validation")
+        return super().validation_step(batch, batch_idx)
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        super().on_before_optimizer_step(optimizer)
+        self.maybe("hook")
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return self.shuffled("shuffled") or super().train_dataloader()
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return self.shuffled("shuffled validation") or super().val_dataloader()
+
+    def shuffled(self, where: str) -> DataLoader[Any] | None:
+        """Batches in an order that differs by rank."""
+        if where != self.where:
+            return None
+        self.at = time.time()
+        data = self.data()
+        order = torch.Generator().manual_seed(dist.get_rank())
+        return DataLoader(data, batch_size=4, sampler=RandomSampler(data, generator=order))
+
+
+CASES: dict[str, tuple[int, ...]] = {
+    "training_step": (3,),
+    "stage": (0,),
+    "twice": (2, 3),
+    "validation": (1,),
+    "hook": (2,),
+    "shuffled": (0, 1, 2, 3),
+    "shuffled validation": (0, 1, 2, 3),
+}
+
+
+def attempt(where: str, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """What this rank raises, and when."""
+    module = Failing(where, ranks)
+    trainer = pl.Trainer(
+        devices=4, accelerator="cpu", max_epochs=2, logger=False, use_distributed_sampler=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        strategy=ThreeDParallelStrategy(**LAYOUT), num_sanity_val_steps=0,
+    )  # fmt: skip
+    try:
+        trainer.fit(module)
+    except Exception as error:
+        frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        return {
+            "kind": type(error).__name__, "frames": frames,
+            "message": "; ".join([*getattr(error, "__notes__", ()), str(error)]),
+            "raised": module.at, "caught": time.time(),
+        }  # fmt: skip
+    return {"kind": "nothing"}
+
+
+def main(folder: Path, ports: list[str]) -> None:
+    """Try all cases, each with new connections."""
+    rank = os.environ["RANK"]
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    for (where, ranks), port in zip(CASES.items(), ports, strict=True):
+        os.environ["MASTER_PORT"] = port
+        (folder / f"{where}.{rank}.json").write_text(json.dumps(attempt(where, ranks)))
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), sys.argv[2:])
