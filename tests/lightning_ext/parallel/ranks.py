@@ -16,13 +16,22 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lightning_ext import ThreeDParallelStrategy
+from lightning_ext.parallel.mesh import Mesh
 from tests.lightning_ext.parallel.cases import CASES, QUICK, Case, everything
 from tests.lightning_ext.parallel.models import WIDTH
 
 
+_MESHES: dict[tuple[int, int], Mesh | None] = {}
+
+
 def strategy_of(case: Case) -> ThreeDParallelStrategy:
-    """The strategy of a case."""
-    return ThreeDParallelStrategy(**case.layout)
+    """The strategy of a case, with the process groups of an earlier one of the same layout.
+
+    The threads of each group of gloo wake up all the time, and those of a hundred slow all down.
+    """
+    strategy = ThreeDParallelStrategy(**case.layout)
+    strategy.mesh = _MESHES.get((strategy.pipeline, strategy.tensor))
+    return strategy
 
 
 def of_all(value: Any) -> list[Any]:
@@ -61,6 +70,7 @@ def fit(case: Case, name: str, folder: Path) -> None:
     trainer = case.trainer(devices=case.world, strategy=strategy)
     trainer.fit(module)
     mesh, engine = strategy.mesh, strategy._engine
+    _MESHES[strategy.pipeline, strategy.tensor] = mesh
     assert mesh is not None
     assert engine is not None
     differing = different(module, mesh.tensor_rank)
