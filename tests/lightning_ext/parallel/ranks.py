@@ -20,7 +20,6 @@ from lightning_ext.parallel.mesh import Mesh
 from tests.lightning_ext.parallel.cases import CASES, QUICK, Case, everything
 from tests.lightning_ext.parallel.models import WIDTH
 
-
 _MESHES: dict[tuple[int, int], Mesh | None] = {}
 
 
