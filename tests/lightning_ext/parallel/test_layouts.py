@@ -44,5 +44,5 @@ def test_batches_taken_together_are_one_batch(four: Path) -> None:
 
 
 def test_seven_parts_are_balanced(four: Path) -> None:
-    # One block each, as two cost more than anything else: after the embedding, before norm and head.
+    # One block each, as two are dearer than a block with its neighbours: embedding, norm and head.
     assert read(four, "seven parts")["parts"] == [2, 1, 1, 3]
