@@ -20,7 +20,7 @@ from lightning_ext.parallel import checkpoint as checkpoint_of
 from lightning_ext.parallel import transport
 from lightning_ext.parallel.arguments import check_arguments
 from lightning_ext.parallel.buffers import Buffers
-from lightning_ext.parallel.division import divide, one_by_one
+from lightning_ext.parallel.division import check_undivided, divide, one_by_one
 from lightning_ext.parallel.engine import Engine
 from lightning_ext.parallel.faults import Faults, guarded
 from lightning_ext.parallel.gradients import clip_together, gradients_of
@@ -207,6 +207,7 @@ class ThreeDParallelStrategy(ParallelStrategy):
     def _cut(self, module: nn.Module) -> None:
         mesh = self.mesh
         assert mesh is not None
+        check_undivided(module)
         pipeline, stages = self._check(module)
         told = summary(
             module, mesh.layout, pipeline, stages, self.plan, self.schedule, self.microbatches
@@ -317,13 +318,10 @@ class ThreeDParallelStrategy(ParallelStrategy):
 
     @guarded
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Mean or sum over the data axis; along the others all ranks have the same."""
+        """Mean, sum or the like over the data axis; all ranks of a copy have the same."""
         if not isinstance(tensor, Tensor) or self.mesh is None:
             return tensor
-        total = tensor.clone() if tensor.is_floating_point() else tensor.float()
-        dist.all_reduce(total, group=self.mesh.data)
-        mean = str(reduce_op).rpartition(".")[2].lower() in ("mean", "avg")
-        return total / self.mesh.layout.data if mean else total.to(tensor.dtype)
+        return transport.reduced(tensor, self.mesh.data, reduce_op)
 
     @guarded
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from lightning_ext import _compat
 from lightning_ext.parallel import describe
@@ -71,3 +72,17 @@ def one_by_one(optimizers: Sequence[Any]) -> None:
                         f"ThreeDParallelStrategy: {type(optimizer).__name__} runs with "
                         f"{name}=False, as it cannot take split and whole tensors together"
                     )
+
+
+def check_undivided(module: nn.Module) -> None:
+    """Refuse a module that another strategy has cut: its ranks no longer hold the same names.
+
+    Raises:
+        ValueError: Some of its tensors are on other ranks.
+    """
+    held = [*module.parameters(), *module.buffers()]
+    if any(tensor.is_meta or isinstance(tensor, DTensor) for tensor in held):
+        raise ValueError(
+            "this module is already divided by another ThreeDParallelStrategy; pass that strategy "
+            "to the Trainer again, or a new module and ckpt_path="
+        )

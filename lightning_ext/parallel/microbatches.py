@@ -39,6 +39,8 @@ def chunks(batch: Any, count: int) -> list[Any]:
 
 def count_for(size: int, wanted: int | None, stages: int) -> int:
     """Number of microbatches: the largest that divides the batch and is not more than wanted."""
+    if size < 1:
+        raise ValueError("the batch is empty; leave it out of the DataLoader (drop_last=True)")
     most = min(size, wanted or (1 if stages == 1 else 4 * stages))
     return next(n for n in range(most, 0, -1) if size % n == 0)
 

@@ -50,15 +50,19 @@ def _tensors(parts: Iterable[PipelinePart]) -> Iterable[Tensor]:
 
 def drop_foreign(root: nn.Module, stages: dict[str, tuple[int, ...]], stage: int) -> None:
     """Put in place of what other stages hold tensors without memory, of the same name."""
+    # What is tied stays so, or optimizers would count other parameters than those of one process.
+    made: dict[int, tuple[Tensor, Tensor]] = {}
     for prefix, module in root.named_modules():
         own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         for key, tensor in own:
             if stage in stages[f"{prefix}.{key}".lstrip(".")]:
                 continue
-            empty = torch.empty_like(tensor, device="meta")
-            if isinstance(tensor, nn.Parameter):
-                empty = nn.Parameter(empty, tensor.requires_grad)
-            setattr(module, key, empty)
+            if id(tensor) not in made:
+                empty = torch.empty_like(tensor, device="meta")
+                if isinstance(tensor, nn.Parameter):
+                    empty = nn.Parameter(empty, tensor.requires_grad)
+                made[id(tensor)] = tensor, empty
+            setattr(module, key, made[id(tensor)][1])
 
 
 def split_tensors(root: nn.Module, plan: TensorPlan, mesh: Mesh) -> dict[str, TensorRule]:

@@ -69,3 +69,34 @@ def share_output(output: Any, source: int, group: dist.ProcessGroup, device: tor
         return tensor
 
     return tree_map_only(_Slot, fill, share(slots, source, group))
+
+
+_REDUCE = {
+    "mean": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.SUM,
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+    "product": dist.ReduceOp.PRODUCT,
+}
+
+
+def reduced(tensor: Tensor, group: dist.ProcessGroup, how: Any) -> Tensor:
+    """A tensor of each rank of a group, as one.
+
+    Args:
+        tensor: Of this rank.
+        group: The ranks.
+        how: `"mean"`, `"sum"`, `"max"`, `"min"`, `"product"`, or torch's `ReduceOp` of that name.
+
+    Raises:
+        ValueError: There is no such way.
+    """
+    name = str(how).rpartition(".")[2].lower()
+    if name not in _REDUCE:
+        raise ValueError(f"reduce_op={how!r} must be one of {', '.join(_REDUCE)}")
+    total = tensor.clone() if tensor.is_floating_point() else tensor.double()
+    dist.all_reduce(total, op=_REDUCE[name], group=group)
+    if name in ("mean", "avg"):
+        return total / dist.get_world_size(group)
+    return total.to(tensor.dtype)

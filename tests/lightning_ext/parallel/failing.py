@@ -40,7 +40,7 @@ class Failing(Module):
     """Raises once, on the given ranks, in the third step."""
 
     def __init__(self, where: str, ranks: tuple[int, ...]) -> None:
-        super().__init__("gpt2", blocks=3)
+        super().__init__("gpt2", blocks=1)
         self.where, self.ranks, self.at = where, ranks, 0.0
         self.model.h[0].ln_1 = Broken(self.model.h[0].ln_1, self)
 

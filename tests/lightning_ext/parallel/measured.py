@@ -40,7 +40,7 @@ class Measured(Module):
     """Metric objects in all steps, logged and not."""
 
     def __init__(self) -> None:
-        super().__init__("gpt2", blocks=3)
+        super().__init__("gpt2", blocks=2, items=16)
         several = MetricCollection(
             {"f1": MulticlassF1Score(VOCABULARY), "recall": MulticlassRecall(VOCABULARY)}
         )

@@ -57,7 +57,7 @@ def test_as_on_one_process(name: str, folder: Path, expected: dict[str, Any]) ->
         # Sum and count of what each of the four microbatches added.
         fourfold = {key: 4 * value for key, value in expected["kept"].items()}
         assert first["kept"] == pytest.approx(fourfold, rel=1e-6)
-    # Names are sent once, not with each of the eight steps.
+    # Names are sent once, not with each of the four steps.
     assert first["objects"] == (0 if name == "data" else 1)
 
 
