@@ -189,6 +189,8 @@ class ThreeDParallelStrategy(ParallelStrategy):
         assert self.lightning_module is not None
         self.accelerator.setup(trainer)
         module = self.lightning_module
+        if getattr(self.precision_plugin, "scaler", None) is not None:
+            raise ValueError("precision='16-mixed' is not supported; pass 'bf16-mixed'")
         if self._engine is None or self._engine.root is not module:
             self._cut(module)
         assert self._engine is not None

@@ -94,6 +94,8 @@ def _attention(
     dim = heads[0].ndim - 3
     if not all(x.placements[0].is_shard(dim) for x in heads):
         return None
+    if mask is not None and mask.requires_grad:
+        return None  # a learned bias: its gradient is a sum over the ranks, which DTensor knows of
     if mask is not None and mask.ndim >= 3 and mask.shape[-3] > 1:
         if isinstance(mask, DTensor):
             return None

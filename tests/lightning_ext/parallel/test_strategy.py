@@ -14,8 +14,10 @@ from torch import nn
 
 from lightning_ext import PipelinePart, ThreeDParallelStrategy
 from lightning_ext.parallel.calls import inputs_of, with_output
+from lightning_ext.parallel.division import check_undivided
 from lightning_ext.parallel.microbatches import batch_size, chunks, count_for, kept, mixed, seed
 from lightning_ext.parallel.parts import find_pipeline
+from lightning_ext.parallel.split import drop_foreign
 from lightning_ext.parallel.summary import summary
 from strategies.parallel import Layout
 from tests.lightning_ext.parallel.models import Module
@@ -64,6 +66,26 @@ def test_sizes_and_names(devices: int, arguments: dict[str, Any], message: str) 
 def test_manual_optimization() -> None:
     with pytest.raises(ValueError, match="cannot run manual optimization"):
         check(2, {"data": 2}, Manual())
+
+
+@pytest.mark.parametrize("pieces", [{"device": "meta"}, {}])
+def test_a_module_that_is_divided_already(pieces: dict[str, str]) -> None:
+    module = nn.Linear(2, 2, **pieces)  # type: ignore[arg-type]
+    if not pieces:
+        check_undivided(module)
+        return
+    with pytest.raises(ValueError, match="already divided by another ThreeDParallelStrategy"):
+        check_undivided(module)
+
+
+def test_what_is_tied_stays_tied_on_other_stages() -> None:
+    root = nn.ModuleDict({"embedding": nn.Embedding(4, 2), "head": nn.Linear(2, 4, bias=False)})
+    head: Any = root["head"]
+    head.weight = root["embedding"].weight
+    drop_foreign(root, {"embedding.weight": (0,), "head.weight": (0,)}, 1)
+    assert head.weight is root["embedding"].weight
+    assert head.weight.is_meta
+    assert len([*root.parameters()]) == 1
 
 
 def test_whole_numbers() -> None:
@@ -142,6 +164,10 @@ class TestMicrobatches:
             count = count_for(size, wanted, 2)
             divisors = [n for n in range(1, wanted + 1) if size % n == 0]
             assert count == max(divisors)
+
+    def test_an_empty_batch(self) -> None:
+        with pytest.raises(ValueError, match="the batch is empty"):
+            count_for(0, 4, 2)
 
     def test_no_tensor(self) -> None:
         with pytest.raises(ValueError, match="the batch, a list, has no tensor with a batch dim"):
