@@ -1,7 +1,8 @@
-"""The decision table that is printed when a run ends."""
+"""Tables for people: the decisions of a run when it ends, and others as text."""
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -36,7 +37,7 @@ def print_decisions(decisions: Iterable[Decision], file: TextIO | None = None) -
     try:
         _print(rows, file)
     except UnicodeError:
-        print(_plain_table(rows).encode("ascii", "replace").decode(), file=file)
+        print(_plain_table(_COLUMNS, rows).encode("ascii", "replace").decode(), file=file)
     except (OSError, ValueError) as error:  # a closed pipe or file
         warnings.warn(f"the decision table could not be printed: {error}", stacklevel=2)
 
@@ -46,7 +47,7 @@ def _print(rows: Sequence[Sequence[str]], file: TextIO) -> None:
         from rich.console import Console
         from rich.table import Table
     except ImportError:
-        print(_plain_table(rows), file=file)
+        print(_plain_table(_COLUMNS, rows), file=file)
         return
     table = Table(*_COLUMNS, title="Decisions", title_justify="left")
     for row in rows:
@@ -58,9 +59,41 @@ def _print(rows: Sequence[Sequence[str]], file: TextIO) -> None:
     console.print(table)
 
 
-def _plain_table(rows: Sequence[Sequence[str]]) -> str:
-    lines = [_COLUMNS, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(_COLUMNS))]
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], plain: bool = False) -> str:
+    """A table as text, drawn by `rich` where it is installed.
+
+    Args:
+        columns: Headings.
+        rows: Cells of each row.
+        plain: Leave `rich` aside. Default: False.
+
+    Example:
+        >>> print(table(["stage", "parts"], [["0", "embed, h.0"], ["1", "head"]], plain=True))
+        stage  parts
+        0      embed, h.0
+        1      head
+    """
+    if not plain:
+        try:
+            from rich import box
+            from rich.console import Console
+            from rich.table import Table
+        except ImportError:
+            plain = True
+    if plain:
+        return _plain_table(columns, rows)
+    # Log files and terminals of any encoding take what is in ASCII.
+    drawn = Table(*columns, box=box.ASCII2)
+    for row in rows:
+        drawn.add_row(*row)
+    text = io.StringIO()
+    Console(file=text, width=120, markup=False, highlight=False, emoji=False).print(drawn)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines

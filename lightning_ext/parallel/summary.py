@@ -1,4 +1,4 @@
-"""What is where, as text, before training starts."""
+"""What is where, before training starts: a table of the stages, the plan, the expected bubble."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from torch import nn
 from lightning_ext.parallel import describe
 from lightning_ext.parallel.parts import Pipeline, PipelinePart, parameters_of
 from strategies.parallel import Layout, TensorPlan, timeline
+from strategies.report import table
+
+_COLUMNS = (
+    "stage", "parts", "parameters per rank", "bytes", "of gradients", "of optimizer state (Adam)",
+)  # fmt: skip
 
 
 def summary(
@@ -19,6 +24,7 @@ def summary(
     plan: TensorPlan,
     schedule: str,
     microbatches: int | None,
+    plain: bool = False,
 ) -> str:
     """Stages with their parts and parameters, what is split, and the expected bubble.
 
@@ -30,9 +36,10 @@ def summary(
         plan: For the tensor axis.
         schedule: Name of the schedule.
         microbatches: How many; None for four per stage.
+        plain: Draw the table without rich. Default: False.
     """
-    lines = [f"{layout.in_words} ({layout.world_size} ranks)"]
-    lines += _stage_lines(root, layout, pipeline, stages, plan)
+    rows = _stage_rows(root, layout, pipeline, stages, plan)
+    lines = [f"{layout.in_words} ({layout.world_size} ranks)", table(_COLUMNS, rows, plain)]
     if layout.tensor > 1:
         lines += _tensor_lines(plan)
     if pipeline is not None:
@@ -46,30 +53,28 @@ def summary(
     return "\n".join(lines)
 
 
-def _stage_lines(
+def _stage_rows(
     root: nn.Module,
     layout: Layout,
     pipeline: Pipeline | None,
     stages: Sequence[Sequence[PipelinePart]],
     plan: TensorPlan,
-) -> list[str]:
+) -> list[list[str]]:
     names = {id(p): name for name, p in root.named_parameters()}
     cut = {f"{path}.weight" for path in plan.rules}
     cut |= {f"{path}.bias" for path, rule in plan.rules.items() if rule.dim == 0}
     inside = {id(p) for parts in stages for part in parts for p in parameters_of(part)}
     outside = {id(p): p for p in root.parameters() if id(p) not in inside}
-    lines, first = [], 0
+    rows, first = [], 0
     for index, parts in enumerate(stages):
         own = outside | {id(p): p for part in parts for p in parameters_of(part)}
         share = {i: p.numel() // (layout.tensor if names[i] in cut else 1) for i, p in own.items()}
         size = sum(share[i] * p.element_size() for i, p in own.items())
         held = _shortened(pipeline.names[first : first + len(parts)]) if pipeline else "all"
         first += len(parts)
-        lines.append(
-            f"  stage {index}: {held}: {sum(share.values()):,} parameters a rank; {_bytes(size)}, "
-            f"as much again for gradients, {_bytes(2 * size)} for Adam"
-        )
-    return lines
+        count = f"{sum(share.values()):,}"
+        rows.append([str(index), held, count, _bytes(size), _bytes(size), _bytes(2 * size)])
+    return rows
 
 
 def _tensor_lines(plan: TensorPlan) -> list[str]:

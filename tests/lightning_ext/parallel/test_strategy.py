@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from typing import Any
 
 import lightning.pytorch as pl
@@ -194,22 +195,35 @@ class TestMicrobatches:
         assert random.getstate() == states[2]
 
 
-def test_summary() -> None:
+def test_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     module = Module(blocks=4)
     strategy = ThreeDParallelStrategy(pipeline=2, tensor=2, microbatches=4)
     pipeline, stages = strategy._check(module)
     layout = Layout(2, 1, 2)
-    told = summary(module, layout, pipeline, stages, strategy.plan, "1f1b", 4).splitlines()
+    arguments = (module, layout, pipeline, stages, strategy.plan, "1f1b", 4)
+    told = summary(*arguments, plain=True).splitlines()
     assert told[0] == "pipeline=2 x data=1 x tensor=2 (4 ranks)"
+    assert re.split(r"  +", told[1])[:3] == ["stage", "parts", "parameters per rank"]
     # The embedding (32 x 16, split in two, tied to the head), positions (8 x 16), and of each
     # block two norms (64), biases that stay whole (32), and half of 3,072 weights and 112 biases.
     block = 64 + 32 + 3072 // 2 + (48 + 64) // 2
     expected = 32 * 16 // 2 + 8 * 16 + (len(stages[0]) - 1) * block
-    assert told[1].startswith("  stage 0: embed, h.0")
-    assert f": {expected:,} parameters a rank; " in told[1]
-    assert told[3] == (
+    size = f"{4 * expected / 1024:.0f} KiB"  # and twice that for Adam
+    row = re.split(r"  +", told[2])
+    assert row[1].startswith("embed, h.0")
+    assert [row[0], *row[2:5]] == ["0", f"{expected:,}", size, size]
+    assert row[5] == f"{8 * expected / 1024:.0f} KiB"
+    assert told[4] == (
         "  split by column: model.h.0.attn.c_attn, model.h.0.mlp.0, ..., model.h.3.mlp.0"
     )
-    assert told[5] == "  split by vocab: model.wte, model.lm_head"
+    assert told[6] == "  split by vocab: model.wte, model.lm_head"
     assert told[-1].startswith("  1f1b, 4 microbatches: idle ")
     assert told[-1].endswith("at most 2 in flight")
+
+    # Drawn by rich, the same cells; without it, the plain text.
+    drawn = summary(*arguments)
+    assert drawn.isascii()
+    for cell in (*row[1:], *re.split(r"  +", told[3])[1:]):
+        assert f" {cell} " in drawn
+    monkeypatch.setitem(sys.modules, "rich.table", None)
+    assert summary(*arguments).splitlines() == told
