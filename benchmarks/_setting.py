@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 PACKAGES = ("torch", "lightning", "keras", "tensorflow", "jax", "scikit-learn", "numpy")
@@ -28,6 +30,25 @@ def setting() -> dict[str, Any]:
         "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "versions": versions,
     }
+
+
+def arguments_of(description: str) -> argparse.ArgumentParser:
+    """A command line with what all benchmarks take: `--quick` and `--out`."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke run, for no figure")
+    parser.add_argument(
+        "--out", type=Path, help="folder for the results; a quick run without it only prints them"
+    )
+    return parser
+
+
+def write(results: dict[str, Any], page: str, out: Path | None, name: str) -> None:
+    """Print the page, and write it with the raw data if there is a folder."""
+    print(page)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{name}.json").write_text(dumps(results))
+        (out / f"{name}.md").write_text(page)
 
 
 def dumps(results: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import _layerwise_gain as gain
 from benchmarks import _layerwise_steps as step
 from benchmarks._layerwise_tables import report
-from benchmarks._setting import dumps, setting
+from benchmarks._setting import arguments_of, setting, write
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -37,22 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results["gain"] = gain.measure(gain.QUICK if options.quick else gain.Plan())
         after = setting()
         results[part]["run"] = {**before, "load_after": after["load_before"], "end": after["date"]}
-    page = report(results)
-    print(page)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "layerwise_lr_decay.json").write_text(dumps(results))
-        (out / "layerwise_lr_decay.md").write_text(page)
+    write(results, report(results), out, "layerwise_lr_decay")
     return 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments_of(__doc__)
     parser.add_argument("--part", choices=("step", "gain", "all"), default="all")
-    parser.add_argument("--quick", action="store_true", help="a smoke run, for no figure")
-    parser.add_argument(
-        "--out", type=Path, help="folder for the results; a quick run without it only prints them"
-    )
     parser.add_argument(
         "--framework",
         choices=step.FRAMEWORKS,

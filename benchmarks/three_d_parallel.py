@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -18,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._setting import dumps, setting
+from benchmarks._setting import arguments_of, setting, write
 from benchmarks._stats import median_ratio
 
 RESULTS = Path(__file__).parent / "results"
@@ -106,24 +105,14 @@ def report(results: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a smoke run, for no figure")
-    parser.add_argument(
-        "--out", type=Path, help="folder for the results; a quick run without it only prints them"
-    )
-    options = parser.parse_args(arguments)
+    options = arguments_of(__doc__).parse_args(arguments)
     out = options.out or (None if options.quick else RESULTS)
     before = setting()
     results = {
         "run": before,
         "cases": measure(plan(options.quick), 1 if options.quick else 2),
     }
-    page = report(results)
-    print(page)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "three_d_parallel.json").write_text(dumps(results))
-        (out / "three_d_parallel.md").write_text(page)
+    write(results, report(results), out, "three_d_parallel")
     return 0
 
 

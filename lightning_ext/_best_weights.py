@@ -30,7 +30,8 @@ def require_whole_model(trainer: Trainer, instead: str) -> None:
                 f"puts averages in their place; pass restore_best=False and add {instead}"
             )
     strategy = trainer.strategy
-    if any(is_lightning_class(strategy, f"strategies.{name}") for name in _SHARDED):
+    ours = any(kind.__name__ == "ThreeDParallelStrategy" for kind in type(strategy).__mro__)
+    if ours or any(is_lightning_class(strategy, f"strategies.{name}") for name in _SHARDED):
         raise ValueError(
             f"restore_best=True needs the whole model on every rank, but {type(strategy).__name__} "
             f"shards it; pass restore_best=False and add {instead}"

@@ -53,6 +53,7 @@ __all__ = [
     "is_lightning_class",
     "isolate_rng",
     "logged_at",
+    "made_late",
     "metrics_of",
     "pl",
     "rank_zero_info",
@@ -143,6 +144,19 @@ def gather_states(state: Any, group: Any) -> Any:
         group: Of processes.
     """
     return import_module("torchmetrics.utilities.distributed").gather_all_tensors(state, group)
+
+
+def made_late(module: Any) -> bool:
+    """Whether a module makes its layers in a hook, once the processes are connected.
+
+    Args:
+        module: A LightningModule.
+    """
+    hooks = ("setup", "configure_model", "configure_sharded_model")
+    return any(
+        getattr(type(module), hook, None) is not getattr(LightningModule, hook, None)
+        for hook in hooks
+    )
 
 
 def metrics_of(module: Any) -> list[tuple[str, Any]]:

@@ -24,7 +24,7 @@ from lightning_ext.parallel.division import check_undivided, divide, one_by_one
 from lightning_ext.parallel.engine import Engine
 from lightning_ext.parallel.faults import Faults, guarded
 from lightning_ext.parallel.gradients import clip_together, gradients_of
-from lightning_ext.parallel.mesh import Mesh
+from lightning_ext.parallel.mesh import Mesh, connect
 from lightning_ext.parallel.parts import Pipeline, PipelinePart
 from lightning_ext.parallel.split import drop_foreign, owners, split_tensors
 from lightning_ext.parallel.summary import summary
@@ -153,30 +153,34 @@ class ThreeDParallelStrategy(ParallelStrategy):
         layout, environment = self.layout, self.cluster_environment
         assert environment is not None
         if self.lightning_module is not None:
-            self._check(self.lightning_module)
+            self._check_early(self.lightning_module)
         super().setup_environment()
-        environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
-        environment.set_world_size(layout.world_size)
-        _compat.set_rank(self.global_rank)
+        self.set_world_ranks()
+        timeout = timedelta(seconds=self.timeout)
         with self.faults.connecting():
-            if not dist.is_initialized():
-                self._connect(environment, layout.world_size)
+            connect(environment, self.process_group_backend, self.root_device, timeout)
             if self.mesh is None or self.mesh.layout != layout:  # each has its groups and threads
-                self.mesh = Mesh.of(layout, self.root_device)
+                self.mesh = Mesh.of(layout, self.root_device, timeout)
         self.faults.ready(self.global_rank, layout.world_size, f"stage {self.mesh.stage}")
 
-    def _connect(self, environment: Any, size: int) -> None:
-        os.environ.setdefault("MASTER_ADDR", environment.main_address)
-        os.environ.setdefault("MASTER_PORT", str(environment.main_port))
-        device = self.root_device.type
-        dist.init_process_group(
-            self.process_group_backend or dist.get_default_backend_for_device(device),
-            rank=self.global_rank,
-            world_size=size,
-            timeout=timedelta(seconds=self.timeout),
-        )
+    def set_world_ranks(self) -> None:
+        """Which process this is; Lightning asks early, so that data can be cut before a fit."""
+        environment = self.cluster_environment
+        if environment is not None:
+            environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
+            environment.set_world_size(self.num_nodes * self.num_processes)
+            _compat.set_rank(self.global_rank)
+
+    def _check_early(self, module: nn.Module) -> None:
+        try:
+            self._check(module)
+        except ValueError:
+            if not _compat.made_late(module):  # else it may get its layers only now
+                raise
 
     def _check(self, module: nn.Module) -> tuple[Pipeline | None, list[list[PipelinePart]]]:
+        if getattr(self.precision_plugin, "scaler", None) is not None:
+            raise ValueError("precision='16-mixed' is not supported; pass 'bf16-mixed'")
         pipeline, stages, self.plan = divide(
             module, self.pipeline, self.tensor, self.pipeline_module, self.layers_per_stage,
             self.tensor_plan,
@@ -189,8 +193,6 @@ class ThreeDParallelStrategy(ParallelStrategy):
         assert self.lightning_module is not None
         self.accelerator.setup(trainer)
         module = self.lightning_module
-        if getattr(self.precision_plugin, "scaler", None) is not None:
-            raise ValueError("precision='16-mixed' is not supported; pass 'bf16-mixed'")
         if self._engine is None or self._engine.root is not module:
             self._cut(module)
         assert self._engine is not None
@@ -287,15 +289,16 @@ class ThreeDParallelStrategy(ParallelStrategy):
     def _evaluate(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         assert self._engine is not None
         step = partial(getattr(self.lightning_module, name), *args, **kwargs)
-        number = next((x for x in (*args[1:], *kwargs.values()) if isinstance(x, int)), 0)
         with self.precision_plugin.val_step_context():
-            return self._engine.evaluate(step, (*args, *kwargs.values())[0], number)
+            return self._engine.evaluate(step, (*args, *kwargs.values())[0])
 
-    def _agree_on_buffers(self) -> None:
+    def _begin_evaluation(self) -> None:
         assert self._buffers is not None
+        assert self._engine is not None
         self._buffers.share()
+        self._engine.evaluated = 0
 
-    on_validation_start = on_test_start = on_predict_start = _agree_on_buffers
+    on_validation_start = on_test_start = on_predict_start = _begin_evaluation
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -343,7 +346,8 @@ class ThreeDParallelStrategy(ParallelStrategy):
         """The model as one process would save it, on rank zero; what is here, on the others."""
         assert self.mesh is not None
         assert self.lightning_module is not None
-        self._agree_on_buffers()
+        assert self._buffers is not None
+        self._buffers.share()
         state = self.lightning_module.state_dict()
         return checkpoint_of.whole_state(state, self._stages, self._rules, self.mesh)
 

@@ -58,6 +58,7 @@ class Engine:
         self.accumulating = False
         self.metrics, self.sharing = Metrics(root, mesh, faults), Sharing(mesh)
         self.checked: int | None = None
+        self.evaluated = 0
         self._schedules: dict[Any, Any] = {}
         self._step: _Step | None = None
 
@@ -110,7 +111,9 @@ class Engine:
         return self._returned(step, found)
 
     def _run(self, step: _Step, count: int) -> None:
-        key = (count, microbatches.key_of(step.batches[0]))
+        # A schedule sends gradients back where there were some when it was made.
+        trained = tuple(p.requires_grad for p in self.root.parameters())
+        key = (count, microbatches.key_of(step.batches[0]), trained)
         if key not in self._schedules:
             if len(self._schedules) >= _KEPT:
                 self._schedules.pop(next(iter(self._schedules)))
@@ -191,29 +194,32 @@ class Engine:
             self.gradients.mean_over_data()
 
     @guarded
-    def evaluate(self, step: Callable[[], Any], batch: Any, number: int) -> Any:
+    def evaluate(self, step: Callable[[], Any], batch: Any) -> Any:
         """A step without gradients: the whole batch at once, its output on every stage.
 
         Args:
             step: The user's own.
             batch: That it takes.
-            number: Of the step, the same on all ranks.
         """
-        if number == 0:
+        if self.evaluated == 0:
             self.metrics.attach()
             same_batch(batch, self.mesh)
-        with self.metrics.in_step():
+        seed = microbatches.mixed(self.seed, self.mesh.data_rank, self.evaluated, 1)
+        self.evaluated += 1
+        alone = self.pipeline is None and self.mesh.layout.tensor == 1
+        with self.metrics.in_step(), nullcontext() if alone else microbatches.kept():
+            if not alone:
+                microbatches.seed(seed)
             if self.pipeline is None:
                 return step()
-            with microbatches.kept():
-                return self._evaluated(step, self.pipeline, number)
+            return self._evaluated(step, self.pipeline, seed)
 
-    def _evaluated(self, step: Callable[[], Any], pipeline: Pipeline, number: int) -> Any:
+    def _evaluated(self, step: Callable[[], Any], pipeline: Pipeline, seed: int) -> Any:
         module, name = pipeline.module, pipeline.name
-        seed = microbatches.mixed(self.seed, self.mesh.data_rank, number, 1)
         inputs: dict[str, Any] = {}
-        microbatches.seed(seed)
-        args, kwargs = calls.inputs_of(module, name, step)
+        # What is logged before the call is logged when the step runs as a whole.
+        with Record(self.metrics.path_of).of(self.root):
+            args, kwargs = calls.inputs_of(module, name, step)
         if self.needs_inputs:
             inputs = pipeline.bind(args, kwargs)
         state: tuple[Tensor, ...] = ()

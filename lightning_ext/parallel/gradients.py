@@ -42,8 +42,9 @@ class Gradients:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All that this rank holds."""
-        return [*self.own, *(p for group in self.shared.values() for p in group)]
+        """All that this rank holds and trains, which may change from step to step."""
+        held = [*self.own, *(p for group in self.shared.values() for p in group)]
+        return [p for p in held if p.requires_grad]
 
     def take(self) -> list[Tensor | None]:
         """Take the gradients away."""
@@ -72,7 +73,7 @@ class Gradients:
         """Add up what the stages that share a parameter have found."""
         for stages, parameters in self.shared.items():
             if len(stages) > 1:
-                _reduce(parameters, self.groups[stages], 1)
+                _reduce([p for p in parameters if p.requires_grad], self.groups[stages], 1)
 
     def mean_over_data(self) -> None:
         """Take the mean over the data axis."""
@@ -141,11 +142,11 @@ def gradients_of(root: nn.Module, stages: Mapping[str, tuple[int, ...]], mesh: M
         if 1 < len(several) < mesh.layout.pipeline:
             lines = mesh.layout.groups("pipeline")
             ranks = [[line[stage] for stage in several] for line in lines]
-            groups[several], _ = dist.new_subgroups_by_enumeration(ranks)
+            groups[several] = mesh.group(ranks)
     own: list[nn.Parameter] = []
     shared: dict[tuple[int, ...], list[nn.Parameter]] = {}
     for name, parameter in root.named_parameters():
-        if mesh.stage in stages[name] and parameter.requires_grad:
+        if mesh.stage in stages[name]:
             alone = len(stages[name]) == 1
             (own if alone else shared.setdefault(stages[name], [])).append(parameter)
     return Gradients(mesh, own, {several: shared[several] for several in sorted(shared)}, groups)

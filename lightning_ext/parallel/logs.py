@@ -126,18 +126,23 @@ def _name_of(reduce_fx: Any) -> str:
 
 
 def combined_outputs(outputs: Sequence[Any]) -> dict[str, Any]:
-    """What a step returned beside the loss: concatenated, numbers averaged."""
+    """What a step returned beside the loss: concatenated, numbers in tensors averaged."""
     if not isinstance(outputs[-1], Mapping):
         return {}
-    found: dict[str, Any] = {}
-    for name, last in outputs[-1].items():
-        values = [output[name] for output in outputs]
-        if name == "loss":
-            continue
-        if not isinstance(last, Tensor):
-            found[name] = last
-        elif last.ndim == 0:
-            found[name] = torch.stack([v.detach() for v in values]).double().mean().to(last.dtype)
-        else:
-            found[name] = torch.cat([v.detach() for v in values])
-    return found
+    return {
+        name: _together([output[name] for output in outputs])
+        for name in outputs[-1]
+        if name != "loss"
+    }
+
+
+def _together(values: Sequence[Any]) -> Any:
+    last = values[-1]
+    if isinstance(last, Tensor):
+        tensors = [v.detach() for v in values]
+        return torch.cat(tensors) if last.ndim else torch.stack(tensors).double().mean().to(last)
+    if isinstance(last, list):
+        return [x.detach() if isinstance(x, Tensor) else x for value in values for x in value]
+    if isinstance(last, Mapping):
+        return {name: _together([value[name] for value in values]) for name in last}
+    return last

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 def batch_size(batch: Any) -> int:
@@ -25,14 +25,23 @@ def batch_size(batch: Any) -> int:
 
 
 def chunks(batch: Any, count: int) -> list[Any]:
-    """Equal parts of a batch; what does not have its size is in all of them."""
+    """Equal parts of a batch: of tensors, and lists of other things, that have its size.
+
+    What does not have it is in all parts.
+    """
     size = batch_size(batch)
+    each = size // count
+
+    def listed(value: Any) -> bool:
+        plain = isinstance(value, list) and len(value) == size
+        return plain and not any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
 
     def part(i: int) -> Any:
-        def cut(tensor: Tensor) -> Tensor:
-            return tensor.chunk(count)[i] if tensor.ndim and len(tensor) == size else tensor
+        def cut(value: Any) -> Any:
+            whole = isinstance(value, Tensor) and value.ndim and len(value) == size
+            return value[i * each : (i + 1) * each] if whole or listed(value) else value
 
-        return tree_map_only(Tensor, cut, batch)
+        return tree_map(cut, batch, is_leaf=listed)
 
     return [batch] if count == 1 else [part(i) for i in range(count)]
 

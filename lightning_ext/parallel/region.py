@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_map_only
 
@@ -94,19 +94,24 @@ def _attention(
     dim = heads[0].ndim - 3
     if not all(x.placements[0].is_shard(dim) for x in heads):
         return None
-    if mask is not None and mask.requires_grad:
-        return None  # a learned bias: its gradient is a sum over the ranks, which DTensor knows of
-    if mask is not None and mask.ndim >= 3 and mask.shape[-3] > 1:
-        if isinstance(mask, DTensor):
-            return None
-        size, rank = heads[0].device_mesh.size(), heads[0].device_mesh.get_local_rank()
-        given["attn_mask"] = mask.chunk(size, -3)[rank]
+    if mask is not None:
+        given["attn_mask"] = _mask_of_heads(mask, heads[0].device_mesh)
     local = {k: v.to_local() if isinstance(v, DTensor) else v for k, v in given.items()}
     rest = args[len(names) :]
     positional = [local.pop(name) for name in names[:3]]
     if rest or len(args) > 3:
         positional.append(local.pop("attn_mask"))
     return _piece(func(*positional, *rest, **local), heads[0], dim)
+
+
+def _mask_of_heads(mask: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The part of a mask or bias for this rank's heads; the gradient is that of all heads."""
+    if not isinstance(mask, DTensor):
+        mask = DTensor.from_local(mask, mesh, [Replicate()], run_check=False)
+    if mask.ndim >= 3 and mask.shape[-3] > 1:
+        return mask.redistribute(placements=[Shard(mask.ndim - 3)]).to_local()
+    # All heads share it, so that each rank finds a part of its gradient.
+    return mask.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
 
 def _by_section(

@@ -3,8 +3,9 @@
 The forward pass leaves what the backward pass needs. A run of blocks that is recomputed leaves only
 its input; when the backward pass comes to it, it is run again, and may then itself consist of runs
 that are recomputed. The plan of least cost under a bound on memory follows from one recursion over
-intervals of blocks, as in Rotor, which is solved here for all bounds at once and without rounding:
-what an interval costs is a step function of the memory that it is given.
+intervals of blocks, as in Rotor, which is solved here for all bounds at once: what an interval
+costs is a step function of the memory that it is given. It is exact up to 512 steps; of more, some
+are left out, which rounds memory up.
 
 Source: Beaumont, Eyraud-Dubois, Hermann, Joly, Shilova, "Optimal checkpointing for heterogeneous
 chains: how to train deep neural networks with limited memory" (arXiv 1911.13214), theorem 1.
@@ -96,11 +97,6 @@ class RecomputePlan:
         """Whether the peak is within the budget; if not, it is the least that is possible."""
         return self.peak <= self.budget
 
-    @property
-    def runs(self) -> int:
-        """How many blocks are run a second time or more often, each counted once."""
-        return sum(span.stop - span.start for span in self.spans) + len(self.partial)
-
 
 def plan_recompute(
     blocks: Sequence[Block],
@@ -109,7 +105,7 @@ def plan_recompute(
 ) -> RecomputePlan:
     """The cheapest recomputation that keeps activations within a number of bytes.
 
-    Optimal among plans whose recomputed spans are those allowed, nested in each other or apart:
+    Optimal (see above) among plans whose recomputed spans are those allowed, nested or apart:
     for a chain of blocks, any run of them. Blocks that do not form a chain (branches, blocks with
     code in between) are listed in the order in which they run, with the spans that can be run by
     themselves; nested modules are spans of the blocks inside them.

@@ -13,12 +13,12 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lightning_ext import LayerwiseLRDecay, PredictiveEarlyStopping
 from tests.lightning_ext.parallel.models import HEADS, Elaborate, Module
-from tests.lightning_ext.parallel.oddities import Flat, Noisy
+from tests.lightning_ext.parallel.oddities import Biased, Extreme, Flat, Noisy, Thawed
 from tests.lightning_ext.parallel.unmodified import Bert, Demo, Sequential
 
 KINDS = {
     "masked": Elaborate, "sequential": Sequential, "bert": Bert, "demo": Demo, "flat": Flat,
-    "noisy": Noisy,
+    "noisy": Noisy, "biased": Biased, "thawed": Thawed, "extreme": Extreme,
 }  # fmt: skip
 
 
@@ -128,6 +128,11 @@ QUICK = {
     "sequential": Case("sequential", SPLIT, CLIP | ONCE),
     "bert": Case("bert", SPLIT, CLIP | ONCE),
     "demo": Case("demo", TWO, CLIP | ONCE, blocks=2),
+    "learned biases of attention": Case("biased", {"tensor": 2}, CLIP, blocks=2),
+    "layers that are trained later": Case(
+        "thawed", {**TWO, "layers_per_stage": [2, 4]}, CLIP | {"accumulate_grad_batches": 2}
+    ),
+    "extremes over copies": Case("extreme", TWO, ONCE),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.lightning_ext.parallel.models import LENGTH, VOCABULARY, Module
+from tests.lightning_ext.parallel.models import LENGTH, VOCABULARY, Attention, Module
 
 HIDDEN = 6
 
@@ -25,6 +25,65 @@ class Flat(Module):
     def step(self, batch: Tensor) -> Tensor:
         x = F.one_hot(batch[:, :-1], VOCABULARY).to(next(self.parameters()).dtype)
         return F.nll_loss(self.model(x), batch[:, -1])
+
+
+class BiasedAttention(Attention):
+    """A learned bias of the scores, for each head or for all."""
+
+    def __init__(self, heads: int, each: int) -> None:
+        super().__init__(heads)
+        self.table = nn.Parameter(torch.linspace(-1, 1, each * LENGTH**2).view(1, each, LENGTH, -1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(x).reshape(*x.shape[:2], 3, self.num_heads, self.head_dim)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=self.table)
+        return self.proj(x.transpose(1, 2).flatten(2))
+
+
+class Biased(Module):
+    def made(self, kind: str, blocks: int, heads: int) -> Any:
+        model = super().made("vit", blocks, heads)
+        for block, each in zip(model.h, (heads, 1), strict=True):
+            block.attn = BiasedAttention(heads, each)
+        return model
+
+
+class Thawed(Module):
+    """Trains its first layers, all of the first stage, from the second epoch on."""
+
+    def made(self, kind: str, blocks: int, heads: int) -> Any:
+        model = super().made("gpt2", blocks, heads)
+        self.train_first(model, False)
+        return model
+
+    def train_first(self, model: Any, wanted: bool) -> None:
+        for layer in (model.wte, model.wpe, model.h[0]):
+            layer.requires_grad_(wanted)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.train_first(self.model, True)
+
+
+class Extreme(Module):
+    """Logs other reductions than the mean, before the model is called too; has no `batch_idx`."""
+
+    def made(self, kind: str, blocks: int, heads: int) -> Any:
+        return super().made("gpt2", blocks, heads)
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:  # type: ignore[override]
+        tokens, targets = batch[0][:, :-1], batch[0][:, 1:]
+        logits = self.model(tokens)
+        for name, how in (("min", torch.amin), ("max", torch.amax), ("sum", torch.sum)):
+            value = how(logits.detach())
+            self.log(name, value, reduce_fx=name, sync_dist=True, on_step=True, on_epoch=True)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def validation_step(self, batch: list[Tensor]) -> None:  # type: ignore[override]
+        self.log("items", float(len(batch[0])), reduce_fx="sum", sync_dist=True)
+        loss = self.step(batch[0])
+        self.log("val_loss", loss, sync_dist=True)
 
 
 class Carry(nn.Module):
@@ -73,6 +132,3 @@ class Noisy(Module):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        raise NotImplementedError

@@ -84,9 +84,17 @@ def fit(case: Case, name: str, folder: Path) -> None:
     save(found, folder / f"{name}.pt")
 
 
+RESUMED = ("stages and pieces", "stages")
+
+
 def resume(folder: Path) -> None:
     """Fit one epoch, save, go on in a new trainer; test the weights of the checkpoint."""
-    case = QUICK["stages and pieces"]
+    for name in RESUMED:
+        _resume(QUICK[name], folder / f"{name} resumed")
+
+
+def _resume(case: Case, folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
     strategy, module = strategy_of(case), case.module()
     trainer = case.trainer(devices=4, strategy=strategy, max_epochs=1)
     trainer.fit(module)
@@ -98,7 +106,7 @@ def resume(folder: Path) -> None:
     seen, mesh = module.seen, trainer.strategy.mesh  # type: ignore[attr-defined]
     (found,) = trainer.validate(module, ckpt_path=path, verbose=False)
     assert trainer.strategy.mesh is mesh  # type: ignore[attr-defined]
-    save({"seen": seen, "val_loss": found["val_loss"]}, folder / "resumed.pt")
+    save({"seen": seen, "val_loss": found["val_loss"]}, folder / "found.pt")
 
 
 def with_callbacks(folder: Path) -> None:

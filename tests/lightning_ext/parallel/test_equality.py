@@ -9,7 +9,7 @@ import torch
 
 from tests.lightning_ext.parallel.cases import QUICK, Case, everything
 from tests.lightning_ext.parallel.compare import alone, check, read, run
-from tests.lightning_ext.parallel.ranks import JOBS
+from tests.lightning_ext.parallel.ranks import JOBS, RESUMED
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +27,18 @@ def test_seven_layers_are_balanced(quick: Path) -> None:
     assert read(quick, "seven layers")["parts"] == [3, 2, 2, 3]
 
 
-def test_resumed_and_loaded_by_one_process(quick: Path) -> None:
-    case = QUICK["stages and pieces"]
+@pytest.mark.parametrize("name", RESUMED)
+def test_resumed_and_loaded_by_one_process(name: str, quick: Path) -> None:
+    case, folder = QUICK[name], quick / f"{name} resumed"
     module, _ = alone(case)
-    found = read(quick, "resumed")
+    found = read(folder, "found")
     assert found["seen"] == pytest.approx(module.seen[4:], abs=1e-10)
 
     plain, trainer = case.module(), case.trainer(devices=1)
-    trainer.fit(plain, ckpt_path=quick / "half.ckpt")
+    trainer.fit(plain, ckpt_path=folder / "half.ckpt")
     # Lightning itself loads into single precision before it converts to double.
     assert plain.seen == pytest.approx(module.seen[4:], abs=1e-6)
-    (tested,) = trainer.validate(plain, ckpt_path=quick / "half.ckpt", verbose=False)
+    (tested,) = trainer.validate(plain, ckpt_path=folder / "half.ckpt", verbose=False)
     assert tested["val_loss"] == pytest.approx(found["val_loss"], abs=1e-12)
 
 

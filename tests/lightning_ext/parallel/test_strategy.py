@@ -11,11 +11,15 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.plugins import Precision
+from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
 from lightning_ext import PipelinePart, ThreeDParallelStrategy
+from lightning_ext._best_weights import require_whole_model
 from lightning_ext.parallel.calls import inputs_of, with_output
 from lightning_ext.parallel.division import check_undivided
+from lightning_ext.parallel.logs import combined_outputs
 from lightning_ext.parallel.microbatches import batch_size, chunks, count_for, kept, mixed, seed
 from lightning_ext.parallel.parts import find_pipeline
 from lightning_ext.parallel.split import drop_foreign
@@ -77,6 +81,55 @@ def test_a_module_that_is_divided_already(pieces: dict[str, str]) -> None:
         return
     with pytest.raises(ValueError, match="already divided by another ThreeDParallelStrategy"):
         check_undivided(module)
+
+
+def test_layers_that_are_made_when_the_processes_are_connected() -> None:
+    class Late(pl.LightningModule):
+        def configure_model(self) -> None:
+            self.model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+
+    strategy = ThreeDParallelStrategy(pipeline=2)
+    strategy._check_early(Late())
+    with pytest.raises(ValueError, match="has 0 modules that can be cut"):
+        strategy._check_early(pl.LightningModule())
+
+
+def test_which_process_this_is_before_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_zero_only, "rank", 0)  # put back afterwards
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    trainer = pl.Trainer(
+        devices=4, accelerator="cpu", logger=False, strategy=ThreeDParallelStrategy(pipeline=2)
+    )
+    assert trainer.distributed_sampler_kwargs == {"num_replicas": 2, "rank": 1}
+    assert not trainer.is_global_zero
+
+
+def test_scaled_gradients() -> None:
+    strategy = ThreeDParallelStrategy(data=2)
+    plugin: Any = Precision()
+    plugin.scaler = object()
+    strategy.precision_plugin = plugin
+    with pytest.raises(ValueError, match="precision='16-mixed' is not supported; pass 'bf16-mixed"):
+        strategy._check(nn.Linear(1, 1))
+
+
+def test_best_weights_are_not_on_one_rank() -> None:
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, logger=False, strategy=ThreeDParallelStrategy(pipeline=2)
+    )
+    with pytest.raises(ValueError, match="ThreeDParallelStrategy shards it; pass restore_best"):
+        require_whole_model(trainer, "ModelCheckpoint")
+
+
+def test_what_a_step_returns_beside_the_loss() -> None:
+    found = combined_outputs([
+        {"loss": 1, "names": ["a"], "more": {"x": torch.ones(2)}, "mean": torch.tensor(1.0)},
+        {"loss": 2, "names": ["b"], "more": {"x": torch.zeros(1)}, "mean": torch.tensor(2.0)},
+    ])  # fmt: skip
+    assert found["names"] == ["a", "b"]
+    assert found["more"]["x"].tolist() == [1, 1, 0]
+    assert found["mean"] == 1.5
+    assert combined_outputs([torch.ones(())]) == {}
 
 
 def test_what_is_tied_stays_tied_on_other_stages() -> None:
@@ -158,6 +211,13 @@ class TestMicrobatches:
         assert torch.equal(torch.cat([p["x"] for p in parts]), batch["x"])
         assert torch.equal(parts[1]["y"][0], torch.tensor([2, 3]))
         assert all(len(p["w"]) == 3 and p["n"] == 1 for p in parts)
+
+    def test_lists_of_other_things_are_cut_with_them(self) -> None:
+        batch = {"x": torch.arange(4), "names": ["a", "b", "c", "d"], "size": (4, 4, 4, 4)}
+        first, second = chunks(batch, 2)
+        assert (first["names"], second["names"]) == (["a", "b"], ["c", "d"])
+        assert second["x"].tolist() == [2, 3]
+        assert first["size"] == (4, 4, 4, 4)
 
     @pytest.mark.parametrize("size", range(1, 25))
     def test_as_many_as_divide(self, size: int) -> None:
