@@ -1,10 +1,15 @@
-"""What all tests share: the `matrix` marker."""
+"""What all tests share: the `matrix` marker, and no deadline for drawn examples."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("project", deadline=None)
+settings.load_profile("project")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
