@@ -60,10 +60,13 @@ class Gradients:
 
     def add(self, gradients: Iterable[Tensor | None], factor: Tensor) -> None:
         """Add gradients times a factor."""
+        # One pass over memory less where it costs nothing to look.
+        scaled = factor.device.type != "cpu" or float(factor) != 1.0
         for p, gradient in zip(self.parameters, gradients, strict=True):
             if gradient is None:
                 continue
-            local(gradient).mul_(factor)
+            if scaled:
+                local(gradient).mul_(factor)
             if p.grad is None:
                 p.grad = gradient
             else:
@@ -182,15 +185,17 @@ def _reduce(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, diviso
         work.wait()
         sizes = [local(p).numel() for p in bucket]
         *pieces, present = buffer.split([*sizes, len(bucket)])
-        for p, piece, there in zip(bucket, pieces, present.tolist(), strict=True):
+        found = present.tolist()
+        if divisor > 1:
+            buffer.div_(divisor)
+        for p, piece, there in zip(bucket, pieces, found, strict=True):
             if there:
-                _set(p, piece.view_as(local(p)).div(divisor))
+                _set(p, piece.view_as(local(p)))
 
 
 def _set(p: nn.Parameter, piece: Tensor) -> None:
-    if p.grad is not None:
-        local(p.grad).copy_(piece)
-    elif isinstance(p, DTensor):
+    """Make the gradient a view of what was sent, as torch's own data parallelism can."""
+    if isinstance(p, DTensor):
         p.grad = DTensor.from_local(
             piece, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
         )
