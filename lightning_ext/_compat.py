@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from torch.utils import flop_counter
+
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
 
 
@@ -55,6 +57,7 @@ __all__ = [
     "logged_at",
     "made_late",
     "metrics_of",
+    "operations",
     "pl",
     "rank_zero_info",
     "rank_zero_warn",
@@ -62,6 +65,7 @@ __all__ = [
     "set_batch_value",
     "set_rank",
     "subprocess_launcher",
+    "version_of",
 ]
 
 _utilities = import_module(f"{pl.__name__}.utilities")
@@ -106,6 +110,29 @@ def set_batch_value(metric: Any, value: Any) -> None:
         value: For the last batch.
     """
     metric._forward_cache = value
+
+
+def version_of(tensor: Any) -> int:
+    """How often a tensor, or one that shares its memory, has been written to.
+
+    Args:
+        tensor: Any tensor.
+    """
+    version: int = tensor._version
+    return version
+
+
+def operations(function: Any, args: Any, kwargs: Any, output: Any) -> int | None:
+    """Floating-point operations of a matrix product or convolution; none of other functions.
+
+    Args:
+        function: An operator of torch, as a dispatch mode gets it.
+        args: That it got.
+        kwargs: Others.
+        output: What it returned.
+    """
+    formula = flop_counter.flop_registry.get(function.overloadpacket)
+    return None if formula is None else int(formula(*args, **kwargs, out_val=output))
 
 
 def callbacks_of(trainer: Trainer) -> list[Any]:

@@ -19,15 +19,19 @@ def walked(
     while i <= t:
         if i in spans:
             item: int | Span = spans[i]
-            left = blocks[spans[i].stop - 1].output
             extra += sum(block.cost for block in blocks[i : spans[i].stop])
             i = spans[i].stop
+            left = blocks[i - 1].output - blocks[i - 1].loose
         else:
             item, left = i, blocks[i].saved
             if i in partial:
-                left, again = blocks[i].partial[partial[i]]
+                left, again, _ = blocks[i].partial[partial[i]]
                 extra += again
             i += 1
+        if i in spans:
+            left += blocks[i - 1].loose
+        if i > t and not isinstance(item, Span):
+            left -= blocks[t].handed
         stack.append((item, left))
         memory += left
         peak = max(peak, memory)
@@ -38,7 +42,13 @@ def walked(
             high, again = walked(blocks, inner, item.start, item.stop - 1, memory)
             peak, extra = max(peak, high), extra + again
         else:
-            peak = max(peak, memory + blocks[item].saved + blocks[item].transient)
+            block = blocks[item]
+            work = block.saved + block.transient
+            if item in partial:
+                work = block.partial[partial[item]].peak
+            if item == t:
+                work -= block.handed
+            peak = max(peak, memory + work)
     return peak, extra
 
 
@@ -56,9 +66,7 @@ def choices(
     for middle in range(s + 1, t + 1):
         if (s, middle) not in allowed:
             continue
-        whole: list[Choice] = [((), ())]
-        inner = choices(blocks, allowed, s, middle - 1) if middle - s > 1 else whole
-        within = list(inner)
+        within = list(choices(blocks, allowed, s, middle - 1))
         for spans, partial in choices(blocks, allowed, middle, t):
             for found in within:
                 yield (Span(s, middle, *found), *spans), partial

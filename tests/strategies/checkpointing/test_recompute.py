@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from strategies.checkpointing import Block, Span, plan_recompute
+from strategies.checkpointing import Block, Partial, Span, plan_recompute
 from tests.strategies.checkpointing.exhaustive import Choice, choices, walked
 
 
@@ -19,9 +19,12 @@ def drawn(seed: int, count: int, partial: bool = True) -> list[Block]:
     for i in range(count):
         sizes = rng.randint(3, 20), rng.randint(1, 3), rng.randint(1, 9), rng.randint(0, 4)
         ways = [
-            (rng.randint(1, 3), rng.randint(1, 3)) for _ in range(partial and rng.randint(0, 1))
+            Partial(rng.randint(1, 3), rng.randint(1, 3), rng.randint(3, sizes[0]))
+            for _ in range(partial and rng.randint(0, 1))
         ]
-        blocks.append(Block(f"block{i}", *sizes, tuple(ways)))
+        loose = rng.choice((0, sizes[1], rng.randint(0, sizes[1])))
+        handed = rng.randint(0, min([sizes[1] - loose, *(way.saved for way in ways)]))
+        blocks.append(Block(f"block{i}", *sizes, tuple(ways), loose, handed))
     return blocks
 
 
@@ -98,7 +101,9 @@ def test_half_of_a_transformer() -> None:
     assert plan.fits
     assert plan.extra == fewest == 13
     # Without the products of matrices, which are most of the work, a block leaves 45.
-    cheaper = [Block(f"layer{i}", 100, 6, 1.0, partial=((45, 0.02),)) for i in range(24)]
+    cheaper = [
+        Block(f"layer{i}", 100, 6, 1.0, partial=(Partial(45, 0.02, 100),)) for i in range(24)
+    ]
     assert plan_recompute(cheaper, 1200).extra / (3 * 24) <= 0.01
 
 

@@ -1,0 +1,1 @@
+"""Running parts of a model again in the backward pass, in torch."""

@@ -1,0 +1,286 @@
+"""Stands beside the blocks of a model: measures them, or runs them again as planned."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_map_only
+from torch.utils.hooks import RemovableHandle
+
+from lightning_ext._compat import version_of
+from lightning_ext.recompute import leaves
+from lightning_ext.recompute.blocks import Applied, Table, table
+from lightning_ext.recompute.frames import Call, Frame, unpack
+from lightning_ext.recompute.leaves import Chosen, Leaves
+from lightning_ext.recompute.ledger import Ledger, counting, held, is_counting
+from lightning_ext.recompute.measure import Key, Measurement
+from lightning_ext.recompute.state import Surroundings
+from lightning_ext.recompute.tensors import first_of, tensors_in
+from lightning_ext.recompute.units import layers_in
+from strategies.checkpointing import Span
+
+
+@dataclass
+class _Last:
+    """The output of the block that ran last, which the next may take.
+
+    Args:
+        tensor: That output.
+        version: How often it had been written to.
+    """
+
+    tensor: weakref.ref[Tensor] | None = None
+    version: int = 0
+
+    @classmethod
+    def of(cls, output: Any) -> _Last:
+        found = first_of(output)
+        return cls() if found is None else cls(weakref.ref(found), version_of(found))
+
+    def taken_by(self, args: tuple[Any, ...]) -> bool:
+        """Whether the first argument is that output, as it was."""
+        if self.tensor is None or not args or not isinstance(args[0], Tensor):
+            return False
+        return self.tensor() is args[0] and version_of(args[0]) == self.version
+
+
+@dataclass
+class _Run:
+    """A frame that may go on with the next call.
+
+    Args:
+        frame: Its calls.
+        stop: Number of the call after its last.
+    """
+
+    frame: Frame
+    stop: int
+
+
+@dataclass
+class _Open:
+    """A block that is running."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    version: int
+    number: int
+    contexts: ExitStack
+    call: Call | None = None
+
+
+@dataclass
+class Runner:
+    """Stands beside some modules.
+
+    Args:
+        units: Modules by name; none inside another.
+        applied: What is run again. Default: nothing.
+        measurement: Of this step: every block is run again. Default: none.
+    """
+
+    units: Mapping[str, nn.Module]
+    applied: Applied | None = None
+    measurement: Measurement | None = None
+    on: bool = False
+    writes: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._names = {module: name for name, module in self.units.items()}
+        self._handles: list[RemovableHandle] = []
+        self._spans: dict[int, Span] = {}
+        self._numbers: dict[Key, int] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._counts, self._calls = Counter[str](), 0
+        self._last = _Last()
+        self._run: _Run | None = None
+        self._open: _Open | None = None
+        self._expected = 0
+
+    def measure(self, free: Iterable[Tensor]) -> None:
+        """Measure the next step.
+
+        Args:
+            free: Tensors that count nothing: parameters, buffers, the batch.
+        """
+        self.measurement, self.applied = Measurement(free), None
+        self.writes.clear()
+        self._attach(layer for unit in self.units.values() for _, layer in layers_in(unit))
+
+    def measured(self) -> Table:
+        """The blocks of the step that was measured; it is over."""
+        assert self.measurement is not None
+        found = table(self.measurement, frozenset(self.writes))
+        self.measurement = None
+        return found
+
+    def apply(self, applied: Applied) -> None:
+        """Run again what a plan says."""
+        self.applied = applied
+        self._numbers = {key: number for number, key in enumerate(applied.order)}
+        self._spans = {span.start: span for span in applied.spans}
+        layers = {layer for chosen in applied.layers.values() for layer in chosen}
+        self._attach(layers if self._spans or layers else None)
+
+    def _attach(self, layers: Iterable[nn.Module] | None) -> None:
+        self.detach()
+        if layers is None:
+            return
+        for module in self.units.values():
+            # Nearest to the forward pass of the module, so that other hooks are code outside.
+            self._handles.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
+            self._handles.append(
+                module.register_forward_hook(self._after, prepend=True, always_call=True)
+            )
+        self._handles += leaves.attach(layers)
+
+    def detach(self) -> None:
+        """Leave the modules."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A context for one forward pass in training."""
+        self._forget()
+        self.on = True
+        try:
+            if self.measurement is None and not is_counting():
+                yield
+            else:
+                with saved_tensors_hooks(self._outside, unpack):
+                    yield
+        finally:
+            self.on = False
+            if self._open is not None:
+                self._open.contexts.close()
+            self._forget()
+
+    def held(self, free: Iterable[Tensor], step: Callable[[], Any]) -> int:
+        """Bytes held for the backward pass at most, during a step.
+
+        Args:
+            free: Tensors that count nothing: parameters, buffers, the batch.
+            step: Runs it.
+        """
+        ledger = Ledger(free)
+        with counting(ledger):
+            step()
+        return ledger.peak
+
+    def _outside(self, tensor: Tensor) -> Tensor:
+        if self.measurement is not None:
+            self.measurement.hold(tensor)
+        held(tensor)
+        return tensor
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        name = self._names.get(module)  # none for a copy of the model
+        if name is None or not self.on or self._open is not None or not torch.is_grad_enabled():
+            return
+        key = name, self._counts[name]
+        self._counts[name] += 1
+        version = version_of(args[0]) if first_of(args) is not None else 0
+        self._open = _Open(module, args, version, self._calls, ExitStack())
+        if self.measurement is not None:
+            self._measured(key, args, kwargs)
+        elif self.applied is not None:
+            self._planned(key, args, kwargs)
+        self._calls += 1
+
+    def _measured(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert self.measurement is not None
+        assert self._open is not None
+        linked = self._last.taken_by(args)
+        if self._run is None or not linked or self._calls >= self._run.stop:
+            length = max(1, round(math.sqrt(len(self.units))))
+            self._run = _Run(Frame(watch=self.measurement), self._calls + length)
+        # The block, or code after it, may write to what it takes: whether it does is seen today.
+        begun = args[0] if self._run.frame.calls else None
+        args_kept, kwargs_kept = _copied((args, kwargs), but=begun)
+        call = Call(self._open.module, args_kept, kwargs_kept, self._around(args, kwargs))
+        self.measurement.began(key, linked, call, args)
+        self._open.call = call
+        self._open.contexts.enter_context(self._run.frame.begin(call))
+
+    def _planned(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert self.applied is not None
+        assert self._open is not None
+        number = self._numbers.get(key)
+        chosen: Chosen = {} if number is None else self.applied.layers.get(number, {})
+        frame = self._frame(number, args)
+        if frame is not None:
+            call = Call(
+                self._open.module, args, kwargs, self._around(args, kwargs), chosen,
+                number in self.applied.writes,
+            )  # fmt: skip
+            self._open.contexts.enter_context(frame.begin(call))
+        elif chosen:
+            inside = Leaves(chosen)
+            self._open.contexts.enter_context(saved_tensors_hooks(inside.pack, unpack))
+            self._open.contexts.enter_context(inside)
+
+    def _frame(self, number: int | None, args: tuple[Any, ...]) -> Frame | None:
+        goes_on = (
+            self._run is not None
+            and number == self._expected < self._run.stop
+            and self._last.taken_by(args)
+        )
+        if not goes_on:
+            self._run = None
+            if number is None or number not in self._spans:
+                return None
+            span = self._spans[number]
+            self._run = _Run(Frame(shifted(span.inner, number)), span.stop)
+        assert self._run is not None
+        assert number is not None
+        self._expected = number + 1
+        return self._run.frame
+
+    def _around(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Surroundings:
+        return Surroundings.now(tensors_in((args, kwargs)))
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        call = self._open
+        if call is None or call.module is not module:
+            return
+        self._open = None
+        call.contexts.close()
+        self._last = _Last.of(output)
+        if self.measurement is not None and call.call is not None:
+            self.measurement.ended(output)
+            first = first_of(call.args)
+            if first is not None and version_of(first) != call.version:
+                self.writes.add(call.number)
+                call.call.writes = True
+
+
+def _copied(tree: Any, but: Tensor | None) -> Any:
+    """Arguments that nobody else writes to; what is one tensor in several places stays one."""
+    made: dict[int, Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, nn.Parameter) or tensor is but:
+            return tensor
+        if id(tensor) not in made:
+            made[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return made[id(tensor)]
+
+    return tree_map_only(Tensor, copy, tree)
+
+
+def shifted(spans: Iterable[Span], by: int) -> tuple[Span, ...]:
+    """Spans with indices that count from a later block."""
+    return tuple(Span(span.start - by, span.stop - by, shifted(span.inner, by)) for span in spans)

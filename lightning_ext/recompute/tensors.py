@@ -1,0 +1,102 @@
+"""Tensors in arguments and results, and the memory that they share."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from lightning_ext._compat import version_of
+
+
+def tensors_in(tree: Any) -> tuple[Tensor, ...]:
+    """Tensors of a nested structure."""
+    return tuple(leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+def first_of(value: Any) -> Tensor | None:
+    """What goes on to the next layer: the tensor, or the first of several."""
+    if isinstance(value, (tuple, list)) and value:
+        value = value[0]
+    return value if isinstance(value, Tensor) else None
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor that may be divided between several."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def memory_of(tensor: Tensor) -> tuple[int, int]:
+    """Address and bytes of what a tensor keeps alive, which views share."""
+    storage = local(tensor).untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
+
+
+def owned_by(module: nn.Module) -> set[int]:
+    """Addresses of parameters and buffers, which are there in any case."""
+    held = [*module.parameters(), *module.buffers()]
+    return {memory_of(t)[0] for t in held}
+
+
+_T = TypeVar("_T")
+
+
+class ByMemory(Generic[_T]):
+    """Values for tensors; all views of one memory have the same, until it is freed."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, tuple[weakref.ref[torch.UntypedStorage], _T]] = {}
+
+    def get(self, tensor: Tensor) -> _T | None:
+        """The value of a tensor, if it has one."""
+        storage = local(tensor).untyped_storage()
+        found = self._values.get(id(storage))
+        # What was freed may have left its place, and so its id, to another.
+        return found[1] if found is not None and found[0]() is storage else None
+
+    def set(self, tensor: Tensor, value: _T, gone: Callable[[Any], None] | None = None) -> None:
+        """Set the value of a tensor.
+
+        Args:
+            tensor: Any tensor.
+            value: Its value.
+            gone: Called when its memory is freed. Default: nothing is.
+        """
+        storage = local(tensor).untyped_storage()
+        self._values[id(storage)] = weakref.ref(storage, gone), value
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Tells whether a tensor is still the one that was seen, or a view of it.
+
+    An address alone does not: memory that is freed is used again.
+
+    Args:
+        storage: Weak reference to what it keeps alive.
+        version: How often it had been written to.
+        dtype: Of its elements.
+    """
+
+    storage: weakref.ref[torch.UntypedStorage]
+    version: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Identity:
+        """Of a tensor as it is now."""
+        return cls(weakref.ref(tensor.untyped_storage()), version_of(tensor), tensor.dtype)
+
+    def shares(self, tensor: Tensor) -> bool:
+        """Whether this tensor has the same memory and reads it in the same way."""
+        same = self.storage() is tensor.untyped_storage() and self.dtype == tensor.dtype
+        return same and not (tensor.is_conj() or tensor.is_neg())
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether this tensor moreover has not been written to since."""
+        return self.shares(tensor) and self.version == version_of(tensor)

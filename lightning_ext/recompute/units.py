@@ -1,0 +1,115 @@
+"""Which parts of a model are run again as one: its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+_LISTS = (nn.ModuleList, nn.ModuleDict)
+# Of torch's own layers, those that call what they hold.
+_OPEN = (
+    nn.Sequential, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
+    nn.TransformerEncoderLayer, nn.TransformerDecoderLayer,
+)  # fmt: skip
+# A part with a larger share of all layers is divided further where it can be.
+_SEQUENCE, _ELEMENT = 1 / 4, 1 / 8
+_MODEL = 1 / 2
+_MOST = 64  # blocks, so that plans take a second at most
+
+
+def units_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The blocks of a model, by name; none inside another.
+
+    Elements of its stacks (an `nn.Sequential` or `nn.ModuleList` of modules with layers of their
+    own) and what stands beside them; without a stack, the children of the part that holds most of
+    the model. Of sequences among these, their layers.
+
+    Args:
+        model: With its layers.
+    """
+    units = dict(_Search(model).inside("", model))
+    pending = [name for name, unit in units.items() if isinstance(unit, nn.Sequential)]
+    while pending:
+        name = pending.pop(0)
+        children = {f"{name}.{child}": layer for child, layer in units[name].named_children()}
+        if len(units) + len(children) - 1 > _MOST or not children:
+            continue
+        # A run of its layers is as good as the whole, and there are more to choose from.
+        units = {
+            n: u for old, unit in units.items()
+            for n, u in (children if old == name else {old: unit}).items()
+        }  # fmt: skip
+        pending += [n for n, layer in children.items() if isinstance(layer, nn.Sequential)]
+    return units
+
+
+def chosen(model: nn.Module, kinds: Sequence[type[nn.Module] | str]) -> dict[str, nn.Module]:
+    """The modules of some classes, or with some names; none inside another.
+
+    Args:
+        model: With its layers.
+        kinds: Classes, and names as in `named_modules`.
+    """
+    classes = tuple(kind for kind in kinds if isinstance(kind, type))
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in found)
+        if name and not inside and (isinstance(module, classes) or name in kinds):
+            found[name] = module
+    return found
+
+
+def layers_in(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Layers without layers of their own that a block calls, by name."""
+    for name, child in module.named_children():
+        if not any(child.children()):
+            yield name, child
+        elif _calls_children(child):
+            yield from ((f"{name}.{inner}", layer) for inner, layer in layers_in(child))
+
+
+class _Search:
+    def __init__(self, model: nn.Module) -> None:
+        self.total = max(_size(model), 1)
+
+    def inside(self, prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        element = _is_stack(module)
+        for name, child in module.named_children():
+            if self._divided(child, element):
+                yield from self.inside(f"{prefix}{name}.", child)
+            else:
+                yield f"{prefix}{name}", child
+
+    def _divided(self, module: nn.Module, element: bool) -> bool:
+        if isinstance(module, _LISTS):
+            return True
+        if not any(module.children()) or not _calls_children(module):
+            return False
+        share = _size(module) / self.total
+        if _holds_stack(module):
+            return not element or share > _ELEMENT
+        if element:
+            return False
+        return share > (_SEQUENCE if isinstance(module, nn.Sequential) else _MODEL)
+
+
+def _calls_children(module: nn.Module) -> bool:
+    """An attention of torch, for one, uses the weights of its output layer and never calls it."""
+    return isinstance(module, (*_OPEN, *_LISTS)) or not type(module).__module__.startswith(
+        "torch.nn."
+    )
+
+
+def _is_stack(module: nn.Module) -> bool:
+    if not isinstance(module, (nn.Sequential, *_LISTS)):
+        return False
+    return sum(any(child.children()) for child in module.children()) > 1
+
+
+def _holds_stack(module: nn.Module) -> bool:
+    return any(_is_stack(m) for m in module.modules())
+
+
+def _size(module: nn.Module) -> int:
+    return sum(not any(m.children()) for m in module.modules())
