@@ -18,11 +18,16 @@ require_ours("strategies")
 from strategies import __version__  # noqa: E402
 
 if TYPE_CHECKING:
-    from lightning_ext.callbacks import LayerwiseLRDecay, PredictiveEarlyStopping
+    from lightning_ext.callbacks import (
+        DynamicGradientCheckpointing,
+        LayerwiseLRDecay,
+        PredictiveEarlyStopping,
+    )
     from lightning_ext.parallel import PipelinePart
     from lightning_ext.strategies import ThreeDParallelStrategy
 
 __all__ = [
+    "DynamicGradientCheckpointing",
     "LayerwiseLRDecay",
     "PipelinePart",
     "PredictiveEarlyStopping",
@@ -31,7 +36,10 @@ __all__ = [
 ]
 
 # Torch and Lightning load on first use, so that importing this package costs next to nothing.
-_HOME = dict.fromkeys(["LayerwiseLRDecay", "PredictiveEarlyStopping"], "lightning_ext.callbacks")
+_HOME = dict.fromkeys(
+    ["DynamicGradientCheckpointing", "LayerwiseLRDecay", "PredictiveEarlyStopping"],
+    "lightning_ext.callbacks",
+)
 _HOME |= {
     "PipelinePart": "lightning_ext.parallel",
     "ThreeDParallelStrategy": "lightning_ext.strategies",

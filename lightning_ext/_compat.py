@@ -7,6 +7,7 @@ one that is already imported wins, then `lightning`, then `pytorch_lightning`.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.util import find_spec
@@ -66,6 +67,7 @@ __all__ = [
     "set_rank",
     "subprocess_launcher",
     "version_of",
+    "wrap_steps",
 ]
 
 _utilities = import_module(f"{pl.__name__}.utilities")
@@ -110,6 +112,35 @@ def set_batch_value(metric: Any, value: Any) -> None:
         value: For the last batch.
     """
     metric._forward_cache = value
+
+
+def wrap_steps(
+    trainer: Trainer, wrap: Callable[[Callable[[], Any], bool], Any]
+) -> Callable[[], None]:
+    """Stand around forward and backward pass of each step of automatic optimization.
+
+    Args:
+        trainer: Before it trains.
+        wrap: Gets what runs them, and whether gradients are added to those that are there.
+
+    Returns:
+        A function that undoes it.
+    """
+    loop = trainer.fit_loop.epoch_loop.automatic_optimization
+    make = loop._make_closure
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        closure = make(*args, **kwargs)
+        run, accumulates = closure.closure, closure._zero_grad_fn is None
+        closure.closure = lambda *a, **k: wrap(lambda: run(*a, **k), accumulates)  # type: ignore[method-assign]
+        return closure
+
+    loop._make_closure = made  # type: ignore[method-assign]
+
+    def undo() -> None:
+        vars(loop).pop("_make_closure", None)
+
+    return undo
 
 
 def version_of(tensor: Any) -> int:

@@ -40,7 +40,6 @@ class Table:
         calls: Number of the call that each block is; none for code.
         spans: Runs of blocks that can be run again.
         ways: Calls of layers that each block's ways do not keep the outputs of.
-        flops: Of matrix products and convolutions in one forward pass of each block.
     """
 
     keys: tuple[Key, ...]
@@ -49,7 +48,11 @@ class Table:
     calls: tuple[int | None, ...]
     spans: tuple[tuple[int, int], ...]
     ways: tuple[tuple[Chosen, ...], ...]
-    flops: tuple[int, ...]
+
+    @property
+    def plain_peak(self) -> int:
+        """Bytes of activations in the plain run."""
+        return sum(block.saved for block in self.blocks)
 
     def plan(self, budget: float) -> RecomputePlan:
         """The cheapest plan within so many bytes."""
@@ -86,25 +89,25 @@ def table(measured: Measurement, writes: frozenset[int]) -> Table:
     for position, size in measured.outside:
         # Before the chain: within it, nothing that stays may come between.
         between[chains[position] if position < len(calls) else position] += size
-    rows: list[tuple[Block, int | None, tuple[Chosen, ...], int]] = []
+    rows: list[tuple[Block, int | None, tuple[Chosen, ...]]] = []
     for i, call in enumerate(calls):
         if between[i]:
-            rows.append((Block("other code", between[i], 0, 0.0), None, (), 0))
+            rows.append((Block("other code", between[i], 0, 0.0), None, ()))
         following = calls[i + 1] if i + 1 < len(calls) and calls[i + 1].linked else None
         kept = bool(following and following.seen and following.seen.first in following.seen.saved)
         rows.append(_block(call.key, call.seen, following is not None, kept, call.held, i))
     if between[-1]:
-        rows.append((Block("other code", between[-1], 0, 0.0), None, (), 0))
-    blocks, numbers, ways, flops = zip(*rows, strict=True)
+        rows.append((Block("other code", between[-1], 0, 0.0), None, ()))
+    blocks, numbers, ways = zip(*rows, strict=True)
     return Table(
         tuple(call.key for call in calls), writes, blocks, numbers,
-        tuple(_spans(numbers, chains, writes)), ways, flops,
+        tuple(_spans(numbers, chains, writes)), ways,
     )  # fmt: skip
 
 
 def _block(
     key: Key, seen: Seen | None, linked: bool, kept: bool, held: bool, number: int
-) -> tuple[Block, int, tuple[Chosen, ...], int]:
+) -> tuple[Block, int, tuple[Chosen, ...]]:
     """A call as a block.
 
     Args:
@@ -117,7 +120,7 @@ def _block(
     """
     name = key[0] if not key[1] else f"{key[0]} (call {key[1] + 1})"
     if seen is None:  # nothing of it was asked for in the backward pass
-        return Block(name, 0, 0, 0.0), number, (), 0
+        return Block(name, 0, 0, 0.0), number, ()
     address, size = seen.output
     own = {a: n for a, n in seen.saved.items() if a not in seen.inputs}
     if held:
@@ -132,7 +135,7 @@ def _block(
     output = size if linked and not held else 0
     loose = 0 if address in own else output
     block = Block(name, saved, output, seen.cost, 0, partial, loose, handed)
-    return block, number, tuple(way.chosen for way in ways), seen.flops
+    return block, number, tuple(way.chosen for way in ways)
 
 
 def _spans(

@@ -159,10 +159,10 @@ class Leaves:
         if found:
             return self._piece(tensor, found)
         if self._open is not None:
-            self._open.held.append(Held(tensor))
+            self._open.held.append(Held(tensor.detach()))
             return self._open.held[-1]
         held(tensor)
-        return tensor
+        return tensor.detach()  # with its graph, an output would keep itself for ever
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A layer begins."""

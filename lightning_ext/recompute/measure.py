@@ -85,7 +85,6 @@ class Seen:
         inputs: Addresses of all its inputs.
         output: Address and bytes of its output.
         layers: Inside, in the order of their calls.
-        flops: Of matrix products and convolutions.
         cost: Of all of it.
     """
 
@@ -96,7 +95,6 @@ class Seen:
     inputs: set[int]
     output: tuple[int, int]
     layers: list[Layer]
-    flops: int
     cost: float
 
 
@@ -210,7 +208,6 @@ class Measurement:
             {memory_of(t)[0] for t in tensors_in(args)},
             (-1, 0) if result is None else memory_of(result),
             self._layers.found,
-            self._work.flops,
             self._work.cost,
         )
         self._layers = _Layers(self._work)

@@ -6,7 +6,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,10 +118,11 @@ class Runner:
         self.writes.clear()
         self._attach(layer for unit in self.units.values() for _, layer in layers_in(unit))
 
-    def measured(self) -> Table:
-        """The blocks of the step that was measured; it is over."""
+    def measured(self) -> Table | None:
+        """The blocks of the step that was measured; none if it had no backward pass."""
         assert self.measurement is not None
-        found = table(self.measurement, frozenset(self.writes))
+        seen = any(call.seen for call in self.measurement.calls)
+        found = table(self.measurement, frozenset(self.writes)) if seen else None
         self.measurement = None
         return found
 
@@ -153,20 +154,26 @@ class Runner:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A context for one forward pass in training."""
+        """A context for a step, or for its forward pass."""
         self._forget()
         self.on = True
+        outside = self.measurement is not None or is_counting()
         try:
-            if self.measurement is None and not is_counting():
+            with saved_tensors_hooks(self._outside, unpack) if outside else nullcontext():
                 yield
-            else:
-                with saved_tensors_hooks(self._outside, unpack):
-                    yield
         finally:
-            self.on = False
-            if self._open is not None:
+            self.pause()
+            if self._open is not None:  # the forward pass has raised
                 self._open.contexts.close()
-            self._forget()
+                self._open = None
+
+    def pause(self) -> None:
+        """What follows is no forward pass of the step."""
+        self.on, self._run = False, None  # the last frame goes when its graph does
+
+    def go_on(self) -> None:
+        """The forward pass of the step goes on."""
+        self.on = True
 
     def held(self, free: Iterable[Tensor], step: Callable[[], Any]) -> int:
         """Bytes held for the backward pass at most, during a step.
@@ -184,7 +191,8 @@ class Runner:
         if self.measurement is not None:
             self.measurement.hold(tensor)
         held(tensor)
-        return tensor
+        # With its graph, an output that a node saves would keep that node, and itself, for ever.
+        return tensor.detach()
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         name = self._names.get(module)  # none for a copy of the model

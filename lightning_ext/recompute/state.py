@@ -9,18 +9,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-_Random = tuple[Tensor, dict[int, Tensor]]
+Random = tuple[Tensor, dict[int, Tensor]]
 
 
 def _devices(tensors: tuple[Tensor, ...]) -> list[int]:
     return sorted({t.get_device() for t in tensors if t.is_cuda})
 
 
-def _random(devices: list[int]) -> _Random:
+def random_state(devices: list[int]) -> Random:
+    """Random state of the CPU and of some GPUs."""
     return torch.get_rng_state(), {d: torch.cuda.get_rng_state(d) for d in devices}
 
 
-def _set_random(state: _Random) -> None:
+def set_random_state(state: Random) -> None:
+    """Put random states back."""
     torch.set_rng_state(state[0])
     for device, own in state[1].items():
         torch.cuda.set_rng_state(own, device)
@@ -35,7 +37,7 @@ class Surroundings:
         autocast: By type of device: whether it is on, its dtype, whether it caches.
     """
 
-    random: _Random
+    random: Random
     autocast: dict[str, tuple[bool, torch.dtype, bool]]
 
     @classmethod
@@ -48,7 +50,7 @@ class Surroundings:
             for kind in kinds
             if torch.amp.is_autocast_available(kind)
         }
-        return cls(_random(_devices(inputs)), autocast)
+        return cls(random_state(_devices(inputs)), autocast)
 
     @contextmanager
     def again(self, grad: bool) -> Iterator[None]:
@@ -57,18 +59,18 @@ class Surroundings:
         Args:
             grad: Whether a graph is made.
         """
-        before = _random(list(self.random[1]))
+        before = random_state(list(self.random[1]))
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(grad))
             for kind, (on, dtype, cached) in self.autocast.items():
                 stack.enter_context(
                     torch.amp.autocast(kind, dtype=dtype, enabled=on, cache_enabled=cached)
                 )
-            _set_random(self.random)
+            set_random_state(self.random)
             try:
                 yield
             finally:
-                _set_random(before)
+                set_random_state(before)
 
 
 @contextmanager

@@ -2,5 +2,6 @@
 
 from strategies.checkpointing.blocks import Block, Partial, RecomputePlan, Span
 from strategies.checkpointing.recompute import plan_recompute
+from strategies.checkpointing.report import MemoryReport
 
-__all__ = ["Block", "Partial", "RecomputePlan", "Span", "plan_recompute"]
+__all__ = ["Block", "MemoryReport", "Partial", "RecomputePlan", "Span", "plan_recompute"]

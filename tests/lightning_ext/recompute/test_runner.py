@@ -98,7 +98,9 @@ def measured(model: nn.Module, x: Tensor) -> tuple[Runner, Table, list[Tensor]]:
     runner = Runner(units_of(model))
     runner.measure([*model.parameters(), *model.buffers(), x])
     found = step(model, runner, x)
-    return runner, runner.measured(), found
+    table = runner.measured()
+    assert table is not None
+    return runner, table, found
 
 
 def drawn(rng: random.Random, start: int, stop: int, depth: int = 0) -> list[Span]:
@@ -231,7 +233,7 @@ def test_models_within_budgets(name: str) -> None:
         runner, table, found = measured(model, x)
         assert same(found, expected)  # every block was run again
         model.load_state_dict(plain.state_dict())
-        plan = table.plan(share * table.plan(0).plain_peak)
+        plan = table.plan(share * table.plain_peak)
         runner.apply(table.applied(plan))
         with Peak() as peak:
             assert same(step(model, runner, x), expected)
@@ -247,7 +249,7 @@ def test_memory_is_what_was_predicted() -> None:
     runner, table, _ = measured(model, x)
     peaks = []
     for share in range(20, 0, -1):
-        plan = table.plan(share / 20 * table.plan(0).plain_peak)
+        plan = table.plan(share / 20 * table.plain_peak)
         runner.apply(table.applied(plan))
         peaks.append(runner.held([*model.parameters(), x], lambda: step(model, runner, x)))
         assert plan.peak * 0.95 <= peaks[-1] <= plan.peak

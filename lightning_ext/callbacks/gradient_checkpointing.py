@@ -1,0 +1,329 @@
+"""Dynamic gradient checkpointing for Lightning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from lightning_ext._compat import LightningModule, Trainer, callbacks_of, rank_zero_warn, wrap_steps
+from lightning_ext.callbacks._base import DecidingCallback
+from lightning_ext.recompute.blocks import Applied, Table
+from lightning_ext.recompute.device import memory_left
+from lightning_ext.recompute.ledger import Ledger, counting
+from lightning_ext.recompute.retry import Attempts
+from lightning_ext.recompute.runner import Runner
+from lightning_ext.recompute.tensors import tensors_in
+from lightning_ext.recompute.units import chosen, units_of
+from strategies.checkpointing import MemoryReport, RecomputePlan
+from strategies.checkpointing.budget import check_budget, written
+
+# Of the peak that was too much; each attempt takes so much less.
+_TIGHTER = 0.75
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class _Planned:
+    """What is done with batches of one kind.
+
+    Args:
+        table: Blocks of a step, as measured.
+        applied: What is run again.
+        report: For people.
+    """
+
+    table: Table
+    applied: Applied
+    report: MemoryReport
+
+
+class DynamicGradientCheckpointing(DecidingCallback):
+    """Run parts of the model again in the backward pass, as few as a memory budget allows.
+
+    Use it when a model, a batch or a sequence does not fit into memory. In the first step every
+    block of the model is run again, which needs little memory, and what each of them saves and
+    costs is measured. From then on the plan of least work within the budget is followed: blocks,
+    runs of blocks, and within blocks the outputs of norms, activations and dropout, which cost
+    next to nothing to make again. Weights after any number of steps are those of a plain run, bit
+    for bit; `training_step` is called once a batch.
+
+    When shapes of the batch change, the next step is measured and planned anew; smaller batches
+    follow the plan of larger ones. Validation, testing and prediction are left alone, and after
+    the fit the module is as it was.
+
+    Args:
+        memory_budget: For activations: a share in (0, 1] of what the plain run needs, bytes as an
+            int or a text such as `"6GiB"`, or `"auto"`, what the device has left after the first
+            step. Default: `"auto"`.
+        blocks: What is run again as one: classes of modules, or names as in `named_modules`.
+            Default: None, elements of the model's stacks and what is beside them.
+        exclude: Classes or names of blocks that are never run again. Default: none.
+
+    Attributes:
+        plan_: The plan in use, once the first step is over.
+        report_: What was measured, planned and reached; see `report_.explain()` and
+            `report_.plot()`.
+        decisions_: What was decided, when and why.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: `memory_budget` is out of range, or `blocks` or `exclude` name nothing in the
+            module.
+
+    Example:
+        >>> from lightning_ext import DynamicGradientCheckpointing
+        >>> from lightning.pytorch import Trainer
+        >>> trainer = Trainer(
+        ...     callbacks=[DynamicGradientCheckpointing(0.5)], logger=False, accelerator="cpu")
+
+    Source:
+        Beaumont et al., "Optimal checkpointing for heterogeneous chains" (arXiv 1911.13214),
+        theorem 1; Chen et al., "Training deep nets with sublinear memory cost" (arXiv 1604.06174).
+    """
+
+    def __init__(
+        self,
+        memory_budget: float | int | str = "auto",
+        blocks: Sequence[type[nn.Module] | str] | None = None,
+        exclude: Sequence[type[nn.Module] | str] = (),
+    ) -> None:
+        super().__init__()
+        self._budget = check_budget(memory_budget)
+        self.memory_budget = memory_budget
+        self.blocks = None if blocks is None else _kinds("blocks", blocks)
+        self.exclude = _kinds("exclude", exclude)
+        self.plan_: RecomputePlan | None = None
+        self.report_: MemoryReport | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._runner: Runner | None = None
+        self._plans: dict[tuple[int, Shapes], _Planned] = {}
+        self._now: tuple[int, Shapes] | None = None
+        self._in_use: _Planned | None = None
+        self._step = ExitStack()
+        self._ledger: Ledger | None = None
+        self._parameters: list[nn.Parameter] = []
+        self._undo: Callable[[], None] = lambda: None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        ours = [c for c in callbacks_of(trainer) if isinstance(c, DynamicGradientCheckpointing)]
+        if len(ours) > 1:
+            raise ValueError(
+                "two DynamicGradientCheckpointing callbacks are in one Trainer; pass one"
+            )
+
+    def reset(self) -> None:
+        super().reset()
+        self._leave()
+        self.plan_ = self.report_ = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        units = units_of(pl_module) if self.blocks is None else chosen(pl_module, self.blocks)
+        if self.blocks and not units:
+            raise ValueError(f"blocks={self.blocks!r}: the module has none of these")
+        left_out = chosen(pl_module, self.exclude)
+        if self.exclude and not left_out:
+            raise ValueError(f"exclude={self.exclude!r}: the module has none of these")
+        outside = set(left_out.values())
+        units = {n: u for n, u in units.items() if outside.isdisjoint(u.modules())}
+        self._runner = Runner(units)
+        self._parameters = list(pl_module.parameters())
+        attempts = Attempts(pl_module)
+        if trainer.world_size == 1:  # other ranks would wait for this one, or for too much
+
+            def wrap(step: Callable[[], Any], accumulates: bool) -> Any:
+                return attempts.run(step, lambda: self._make_room(trainer), accumulates)
+
+            self._undo = wrap_steps(trainer, wrap)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        assert self._runner is not None
+        shapes = tuple(tuple(t.shape) for t in tree_leaves(batch) if isinstance(t, Tensor))
+        self._now = sum(p.requires_grad for p in self._parameters), shapes
+        free = [*pl_module.parameters(), *pl_module.buffers(), *tensors_in(batch)]
+        planned = self._plan_for(self._now)
+        if planned is None:
+            self._in_use = None
+            self._runner.measure(free)
+        elif planned is not self._in_use:
+            self._use(planned)
+        if planned is not None and planned.report.measured is None:
+            self._ledger = Ledger(free)
+            self._step.enter_context(counting(self._ledger))
+        self._step.enter_context(self._runner.step())
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        if self._runner is not None:
+            self._runner.pause()
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._runner is None:
+            return
+        if pl_module.automatic_optimization:
+            self._step_is_over(trainer)
+            # Some optimizers run the step again.
+            self._step.enter_context(self._runner.step())
+        else:
+            self._runner.go_on()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        self._step_is_over(trainer)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        self._leave()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._leave()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        self._step.close()
+        self._undo()
+        if self._runner is not None:
+            self._runner.detach()
+        self._forget()
+
+    def _step_is_over(self, trainer: Trainer) -> None:
+        self._step.close()
+        assert self._runner is not None
+        if self._ledger is not None and self._in_use is not None:
+            report = replace(self._in_use.report, measured=self._ledger.peak)
+            self._in_use.report, self._ledger = report, None
+            self.report_ = report
+        if self._runner.measurement is not None:
+            table = self._runner.measured()
+            if table is None:
+                self._runner.detach()
+            else:
+                self._decide(trainer, table)
+
+    def _plan_for(self, kind: tuple[int, Shapes]) -> _Planned | None:
+        """The plan for batches of a kind, or of one that is somewhat larger."""
+        if kind in self._plans:
+            return self._plans[kind]
+        for known, planned in self._plans.items():
+            if known[0] == kind[0] and _somewhat_larger(known[1], kind[1]):
+                return planned
+        return None
+
+    def _use(self, planned: _Planned) -> None:
+        assert self._runner is not None
+        self._runner.apply(planned.applied)
+        self._in_use = planned
+        self.plan_, self.report_ = planned.report.plan, planned.report
+
+    def _decide(self, trainer: Trainer, table: Table) -> None:
+        assert self._now is not None
+        plan = table.plan(self._bytes(trainer, table))
+        shapes = _written(self._now[1])
+        report = MemoryReport(shapes, table.blocks, plan)
+        self._plans[self._now] = _Planned(table, table.applied(plan), report)
+        self._use(self._plans[self._now])
+        self.record(
+            trainer, "plan", str(report), budget=plan.budget, predicted=plan.peak,
+            plain=plan.plain_peak, extra=report.extra,
+        )  # fmt: skip
+        if not plan.fits:
+            rank_zero_warn(
+                f"memory_budget={self.memory_budget!r} is {written(plan.budget)} for a batch of "
+                f"{shapes}; the least that its activations can be brought to is "
+                f"{written(plan.peak)}, which is done. Largest blocks: {_largest(table)}. Smaller "
+                "blocks (blocks=), a smaller batch or a shorter sequence need less"
+            )
+
+    def _make_room(self, trainer: Trainer) -> bool:
+        """After a step was out of memory: a plan that needs less, if there is one."""
+        assert self._runner is not None
+        self._step.close()
+        planned, self._ledger = self._in_use, None
+        if planned is None:
+            _explain(self._now, None)
+            return False
+        peak = planned.report.plan.peak
+        plan = planned.table.plan(_TIGHTER * peak)
+        if plan.peak >= peak:
+            _explain(self._now, planned)
+            return False
+        planned.applied = planned.table.applied(plan)
+        planned.report = replace(planned.report, plan=plan, measured=None)
+        self._use(planned)
+        reason = f"a step was out of memory; {planned.report}"
+        self.record(trainer, "tighten", reason, budget=plan.budget, predicted=plan.peak)
+        rank_zero_warn(f"DynamicGradientCheckpointing: {reason}")
+        self._step.enter_context(self._runner.step())
+        return True
+
+    def _bytes(self, trainer: Trainer, table: Table) -> float:
+        if isinstance(self._budget, float):
+            return self._budget * table.plain_peak
+        if isinstance(self._budget, int):
+            return self._budget
+        left = memory_left(trainer.strategy.root_device)
+        if left is None:
+            return table.plain_peak
+        # Gradients are there now, or will be; optimizers may not have made their state yet.
+        trained = [p for p in self._parameters if p.requires_grad]
+        missing = sum(p.numel() * p.element_size() for p in trained if p.grad is None)
+        if not any(optimizer.state for optimizer in trainer.optimizers):
+            missing += 2 * sum(p.numel() * p.element_size() for p in trained)
+        return max(left - missing, 0)
+
+
+def _kinds(name: str, value: Any) -> list[type[nn.Module] | str]:
+    found = [value] if isinstance(value, (str, type)) else list(value)
+    for kind in found:
+        if not isinstance(kind, str) and not (
+            isinstance(kind, type) and issubclass(kind, nn.Module)
+        ):
+            raise TypeError(f"{name}={value!r}: pass classes of modules or their names")
+    return found
+
+
+def _somewhat_larger(known: Shapes, asked: Shapes) -> bool:
+    """Whether every dimension is as large, and the whole at most twice as large."""
+    if len(known) != len(asked) or any(len(a) != len(b) for a, b in zip(known, asked, strict=True)):
+        return False
+    pairs = [(a, b) for k, s in zip(known, asked, strict=True) for a, b in zip(k, s, strict=True)]
+    sizes = [sum(math.prod(shape) for shape in shapes) for shapes in (known, asked)]
+    return all(a >= b for a, b in pairs) and sizes[0] <= 2 * sizes[1]
+
+
+def _explain(kind: tuple[int, Shapes] | None, planned: _Planned | None) -> None:
+    shapes = _written(kind[1]) if kind else "unknown"
+    if planned is None:
+        reason = "every block was run again, as in each first step with a batch of new shapes"
+    else:
+        least = written(planned.report.plan.peak)
+        reason = (
+            f"its activations need {least} at least, which was planned; largest blocks: "
+            f"{_largest(planned.table)}"
+        )
+    rank_zero_warn(
+        f"a batch of {shapes} does not fit: {reason}. A smaller batch or a shorter sequence, "
+        "smaller blocks (blocks=), a lower precision or an optimizer with less state need less"
+    )
+
+
+def _written(shapes: Shapes) -> str:
+    return ", ".join("x".join(map(str, shape)) for shape in shapes) or "unknown"
+
+
+def _largest(table: Table, most: int = 3) -> str:
+    found = sorted(table.blocks, key=lambda block: -block.saved)[:most]
+    return ", ".join(f"{block.name} ({written(block.saved)})" for block in found)
