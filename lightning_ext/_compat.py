@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.utils import flop_counter
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
@@ -53,7 +54,10 @@ __all__ = [
     "callbacks_of",
     "default_store",
     "gather_states",
+    "is_compiled",
+    "is_compiled_in_place",
     "is_lightning_class",
+    "is_of_parameter",
     "isolate_rng",
     "logged_at",
     "made_late",
@@ -164,6 +168,35 @@ def operations(function: Any, args: Any, kwargs: Any, output: Any) -> int | None
     """
     formula = flop_counter.flop_registry.get(function.overloadpacket)
     return None if formula is None else int(formula(*args, **kwargs, out_val=output))
+
+
+def is_of_parameter(tensor: Any) -> bool:
+    """Whether a tensor is a parameter or a view of one.
+
+    Args:
+        tensor: Any tensor.
+    """
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether a module is what `torch.compile(module)` returns.
+
+    Args:
+        module: Any module.
+    """
+    return hasattr(module, "_orig_mod")
+
+
+def is_compiled_in_place(module: Any) -> bool:
+    """Whether calls of a module run code that `module.compile()` or Lightning has compiled.
+
+    Args:
+        module: Any module.
+    """
+    return bool(
+        getattr(module, "_compiled_call_impl", None) or getattr(module, "_compiler_ctx", None)
+    )
 
 
 def callbacks_of(trainer: Trainer) -> list[Any]:

@@ -19,7 +19,7 @@ from lightning_ext.recompute.ledger import Ledger, counting
 from lightning_ext.recompute.retry import Attempts
 from lightning_ext.recompute.runner import Runner
 from lightning_ext.recompute.tensors import tensors_in
-from lightning_ext.recompute.units import chosen, units_of
+from lightning_ext.recompute.units import chosen, free_units, units_of
 from strategies.checkpointing import MemoryReport, RecomputePlan
 from strategies.checkpointing.budget import check_budget, written
 
@@ -134,7 +134,12 @@ class DynamicGradientCheckpointing(DecidingCallback):
             raise ValueError(f"exclude={self.exclude!r}: the module has none of these")
         outside = set(left_out.values())
         units = {n: u for n, u in units.items() if outside.isdisjoint(u.modules())}
-        self._runner = Runner(units)
+        if not (usable := free_units(pl_module, units)):
+            rank_zero_warn(
+                "DynamicGradientCheckpointing: nothing can be run again, as all of the model is "
+                "inside what was compiled; compile its blocks one by one, with torch.compile(block)"
+            )
+        self._runner = Runner(usable)
         self._parameters = list(pl_module.parameters())
         attempts = Attempts(pl_module)
         if trainer.world_size == 1:  # other ranks would wait for this one, or for too much

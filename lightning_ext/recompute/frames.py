@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
+from lightning_ext._compat import is_of_parameter
 from lightning_ext.recompute.leaves import Chosen, Leaves
 from lightning_ext.recompute.ledger import held
 from lightning_ext.recompute.state import Surroundings, buffers_aside
 from lightning_ext.recompute.tensors import first_of, tensors_in
+from lightning_ext.recompute.units import is_sharded
 from strategies.checkpointing import Span
 
 Packed = Any  # a tensor, or an object with a method `value` that brings it
@@ -72,7 +74,9 @@ class Call:
         """Run the module itself, past hooks on it: what they do is code outside."""
         if self.writes:
             args = (args[0].clone(), *args[1:])
-        return self.module.forward(*args, **kwargs)
+        # Sharded parameters are gathered by hooks.
+        run = self.module if is_sharded(self.module) else self.module.forward
+        return run(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -125,8 +129,8 @@ class Frame:
         self.calls.append(call)
 
         def pack(tensor: Tensor) -> Packed:
-            if isinstance(tensor, nn.Parameter):
-                return tensor  # it is there in any case
+            if is_of_parameter(tensor):
+                return tensor.detach()  # it is there in any case
             call.shapes.append((tensor.shape, tensor.dtype))
             return Slot(self, index, len(call.shapes) - 1)
 
@@ -179,7 +183,7 @@ class Frame:
         leaves = Leaves(call.leaves)
 
         def pack(tensor: Tensor) -> None:
-            if not isinstance(tensor, nn.Parameter):
+            if not is_of_parameter(tensor):
                 shapes.append((tensor.shape, tensor.dtype))
                 seen.append(leaves.pack(tensor.detach()))
 

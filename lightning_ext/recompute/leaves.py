@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.hooks import RemovableHandle
 
+from lightning_ext._compat import is_of_parameter
 from lightning_ext.recompute.ledger import held
 from lightning_ext.recompute.state import Surroundings, buffers_aside
 from lightning_ext.recompute.tensors import Identity, tensors_in
@@ -158,6 +159,8 @@ class Leaves:
         found = self._found(tensor)
         if found:
             return self._piece(tensor, found)
+        if is_of_parameter(tensor):
+            return tensor.detach()
         if self._open is not None:
             self._open.held.append(Held(tensor.detach()))
             return self._open.held[-1]

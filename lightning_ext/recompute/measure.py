@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_ext._compat import operations
+from lightning_ext._compat import is_compiled, operations
 from lightning_ext.recompute.frames import Call
 from lightning_ext.recompute.leaves import Leaves
 from lightning_ext.recompute.ledger import Ledger
@@ -192,7 +192,8 @@ class Measurement:
         self._layers = _Layers(self._work)
         with ExitStack() as stack:
             stack.enter_context(self._layers)
-            stack.enter_context(self._work)
+            if not is_compiled(call.module):  # operators in compiled code cannot be counted
+                stack.enter_context(self._work)
             yield
 
     def seen(self, call: Call, args: Any, saved: Sequence[Tensor], output: Any) -> None:
@@ -208,6 +209,12 @@ class Measurement:
             {memory_of(t)[0] for t in tensors_in(args)},
             (-1, 0) if result is None else memory_of(result),
             self._layers.found,
-            self._work.cost,
+            self._work.cost or _estimate(call.module, first),
         )
         self._layers = _Layers(self._work)
+
+
+def _estimate(module: nn.Module, first: Tensor | None) -> float:
+    """Operations of a block, as if each row of its input were multiplied by all parameters."""
+    rows = 1 if first is None or not first.ndim else first.numel() / max(first.shape[-1], 1)
+    return 2.0 * rows * sum(p.numel() for p in module.parameters())

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
-from lightning_ext._compat import version_of
+from lightning_ext._compat import is_of_parameter, version_of
 from lightning_ext.recompute import leaves
 from lightning_ext.recompute.blocks import Applied, Table, table
 from lightning_ext.recompute.frames import Call, Frame, unpack
@@ -25,7 +25,7 @@ from lightning_ext.recompute.ledger import Ledger, counting, held, is_counting
 from lightning_ext.recompute.measure import Key, Measurement
 from lightning_ext.recompute.state import Surroundings
 from lightning_ext.recompute.tensors import first_of, tensors_in
-from lightning_ext.recompute.units import layers_in
+from lightning_ext.recompute.units import is_sharded, layers_in
 from strategies.checkpointing import Span
 
 
@@ -188,9 +188,10 @@ class Runner:
         return ledger.peak
 
     def _outside(self, tensor: Tensor) -> Tensor:
-        if self.measurement is not None:
-            self.measurement.hold(tensor)
-        held(tensor)
+        if not is_of_parameter(tensor):
+            if self.measurement is not None:
+                self.measurement.hold(tensor)
+            held(tensor)
         # With its graph, an output that a node saves would keep that node, and itself, for ever.
         return tensor.detach()
 
@@ -211,7 +212,8 @@ class Runner:
     def _measured(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert self.measurement is not None
         assert self._open is not None
-        linked = self._last.taken_by(args)
+        # Gathering the parameters of several blocks at once is left to what divided them.
+        linked = self._last.taken_by(args) and not is_sharded(self._open.module)
         if self._run is None or not linked or self._calls >= self._run.stop:
             length = max(1, round(math.sqrt(len(self.units))))
             self._run = _Run(Frame(watch=self.measurement), self._calls + length)

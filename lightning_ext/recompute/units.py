@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
+
+from lightning_ext._compat import is_compiled, is_compiled_in_place
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 # Of torch's own layers, those that call what they hold.
@@ -62,11 +65,35 @@ def chosen(model: nn.Module, kinds: Sequence[type[nn.Module] | str]) -> dict[str
 
 def layers_in(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Layers without layers of their own that a block calls, by name."""
+    if not _calls_children(module):
+        return
     for name, child in module.named_children():
-        if not any(child.children()):
+        if not _has_layers(child):
             yield name, child
-        elif _calls_children(child):
+        else:
             yield from ((f"{name}.{inner}", layer) for inner, layer in layers_in(child))
+
+
+def free_units(model: nn.Module, units: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Those blocks of a model that are not part of compiled code.
+
+    Args:
+        model: That holds them.
+        units: By name.
+    """
+    closed = [m for m in model.modules() if is_compiled(m) or is_compiled_in_place(m)]
+    inside = {m for c in closed for m in c.modules() if m is not c or is_compiled_in_place(c)}
+    return {name: unit for name, unit in units.items() if unit not in inside}
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether parameters of a module are divided over ranks and gathered by its hooks.
+
+    Args:
+        module: Any module.
+    """
+    loaded = sys.modules.get("torch.distributed.fsdp")
+    return loaded is not None and isinstance(module, loaded.FSDPModule)
 
 
 class _Search:
@@ -84,7 +111,7 @@ class _Search:
     def _divided(self, module: nn.Module, element: bool) -> bool:
         if isinstance(module, _LISTS):
             return True
-        if not any(module.children()) or not _calls_children(module):
+        if not _has_layers(module) or not _calls_children(module):
             return False
         share = _size(module) / self.total
         if _holds_stack(module):
@@ -96,15 +123,21 @@ class _Search:
 
 def _calls_children(module: nn.Module) -> bool:
     """An attention of torch, for one, uses the weights of its output layer and never calls it."""
+    if is_compiled(module):  # what is inside is code by now
+        return False
     return isinstance(module, (*_OPEN, *_LISTS)) or not type(module).__module__.startswith(
         "torch.nn."
     )
 
 
+def _has_layers(module: nn.Module) -> bool:
+    return next(module.children(), None) is not None
+
+
 def _is_stack(module: nn.Module) -> bool:
     if not isinstance(module, (nn.Sequential, *_LISTS)):
         return False
-    return sum(any(child.children()) for child in module.children()) > 1
+    return sum(_has_layers(child) for child in module.children()) > 1
 
 
 def _holds_stack(module: nn.Module) -> bool:
@@ -112,4 +145,4 @@ def _holds_stack(module: nn.Module) -> bool:
 
 
 def _size(module: nn.Module) -> int:
-    return sum(not any(m.children()) for m in module.modules())
+    return sum(not _has_layers(m) for m in module.modules())
