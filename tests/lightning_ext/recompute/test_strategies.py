@@ -1,0 +1,89 @@
+"""Recomputation where parameters or stages are divided over ranks, and in compiled code."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_ext import DynamicGradientCheckpointing
+from tests.lightning_ext.recompute.models import Transformer, tokens
+from tests.lightning_ext.test_gradient_checkpointing import Module, batches, fit, same
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *command, "tests.lightning_ext.recompute.ranks", tmp_path],
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        for kind, result in found.items():
+            assert result["same"], (kind, rank)
+            assert result["steps"] == {"ddp": 5, "fsdp": 5, "pipeline": 20 * rank * 2}[kind]
+            assert result["extra"] > 0
+            if kind != "pipeline":  # which runs its microbatches in another order
+                assert result["predicted"] * 0.95 <= result["measured"] <= result["predicted"]
+
+
+def compile_blocks(module: Module) -> None:
+    for i, block in enumerate(module.network.blocks):
+        module.network.blocks[i] = torch.compile(block, backend="aot_eager")
+
+
+def compile_in_place(module: Module) -> None:
+    module.network.compile(backend="aot_eager")
+
+
+# torch's compiler looks at gradients of whatever it meets.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("how", [compile_blocks, compile_in_place])
+def test_compiled(how: Callable[[Module], None]) -> None:
+    torch.manual_seed(0)
+    plain = Module(Transformer(3))
+    module, callback = copy.deepcopy(plain), DynamicGradientCheckpointing(0.5)
+    for each in (plain, module):
+        how(each)
+    fit(plain, batches(tokens(), 4))
+    if how is compile_in_place:
+        with pytest.warns(UserWarning, match="nothing can be run again, as all of the model is"):
+            fit(module, batches(tokens(), 4), callback)
+        assert callback.plan_ is None
+    else:
+        fit(module, batches(tokens(), 4), callback)
+        assert callback.report_ is not None
+        assert callback.report_.measured is not None
+        assert callback.report_.measured <= callback.report_.plan.budget
+    assert same(plain, module)
+    torch.compiler.reset()
+
+
+def test_modules_that_are_torchs_own() -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+            self.embed, self.head = nn.Embedding(50, 32), nn.Linear(32, 50)
+            self.encoder = nn.TransformerEncoder(layer, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.head(self.encoder(self.embed(x)))
+            return out
+
+    torch.manual_seed(0)
+    plain = Module(Encoder())
+    module, callback = copy.deepcopy(plain), DynamicGradientCheckpointing(0.3)
+    fit(plain, batches(tokens()))
+    fit(module, batches(tokens()), callback)
+    assert same(plain, module)
+    assert callback.plan_ is not None
+    assert callback.plan_.fits
