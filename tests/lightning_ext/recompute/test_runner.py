@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks._memory import Peak
 from lightning_ext.recompute.blocks import Applied, Table
 from lightning_ext.recompute.runner import Runner
 from lightning_ext.recompute.units import units_of
 from strategies.checkpointing import Span
-from tests.lightning_ext.recompute.memory import Peak
 from tests.lightning_ext.recompute.models import MODELS
 
 WIDTH, BLOCKS = 16, 6

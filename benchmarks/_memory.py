@@ -23,6 +23,7 @@ class Peak(TorchDispatchMode):
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and look at what it returns."""
         output = func(*args, **(kwargs or {}))
         given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if _is(t)}
         for tensor in filter(_is, tree_leaves(output)):
