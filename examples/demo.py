@@ -1,7 +1,8 @@
 """The main job of `make demo`: Lightning and Keras models, with and without the suite.
 
 Trains on scikit-learn's digits in about a minute, prints what was decided, and saves pictures to
-`demo_output/`: of learning rates by level, and of where training stopped and what was forecast.
+`demo_output/`: of learning rates by level, of where training stopped and what was forecast, and of
+the memory of a training step.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from matplotlib.ticker import MaxNLocator  # noqa: E402
 from examples import (  # noqa: E402
     early_stopping_keras,
     early_stopping_lightning,
+    gradient_checkpointing_lightning,
     layerwise_lr_decay_keras,
     layerwise_lr_decay_lightning,
     three_d_parallel,
@@ -108,6 +110,18 @@ def stopping(path: Path) -> None:
     decided({"Lightning": in_lightning, "Keras": in_keras})
 
 
+def memory(path: Path) -> None:
+    """Train with half of the activations."""
+    print("\nGradient checkpointing: a vision transformer with half of its activations ...")
+    same, half = gradient_checkpointing_lightning.run()
+    print(half.report_.explain(3))
+    print(f"  its weights are those of the plain run, bit for bit: {same}")
+    figure, ax = plt.subplots(figsize=(7, 3.4), layout="constrained")
+    half.report_.plot(ax)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def decided(callbacks: dict[str, Any]) -> None:
     """Print what was decided."""
     for framework, callback in callbacks.items():
@@ -121,6 +135,7 @@ def main() -> int:
     folder.mkdir(exist_ok=True)
     learning_rates(folder / "layerwise_lr_decay.png")
     stopping(folder / "early_stopping.png")
+    memory(folder / "gradient_checkpointing.png")
     print("\n3D parallelism: a small transformer on two processes ...")
     three_d_parallel.run()
     print(f"Saved pictures to {folder} ({time.perf_counter() - start:.0f} s in all).")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PICTURES = {"early_stopping.png", "layerwise_lr_decay.png"}
+PICTURES = {"early_stopping.png", "gradient_checkpointing.png", "layerwise_lr_decay.png"}
 
 
 def test_the_demonstration(tmp_path: Path) -> None:
@@ -26,6 +26,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
         assert f"Decided in {framework}:" in done.stdout
     assert done.stdout.count("stopping saves") == 2
     assert "The first process holds" in done.stdout
+    assert "weights are those of the plain run, bit for bit: True" in done.stdout
 
 
 def test_every_example_is_in_the_demonstration() -> None:

@@ -110,7 +110,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         self._step = ExitStack()
         self._ledger: Ledger | None = None
         self._parameters: list[nn.Parameter] = []
-        self._undo: Callable[[], None] = lambda: None
+        self._undo: Callable[[], None] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -128,10 +128,10 @@ class DynamicGradientCheckpointing(DecidingCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         units = units_of(pl_module) if self.blocks is None else chosen(pl_module, self.blocks)
         if self.blocks and not units:
-            raise ValueError(f"blocks={self.blocks!r}: the module has none of these")
+            raise ValueError(f"blocks={list(self.blocks)!r}: the module has none of these")
         left_out = chosen(pl_module, self.exclude)
         if self.exclude and not left_out:
-            raise ValueError(f"exclude={self.exclude!r}: the module has none of these")
+            raise ValueError(f"exclude={list(self.exclude)!r}: the module has none of these")
         outside = set(left_out.values())
         units = {n: u for n, u in units.items() if outside.isdisjoint(u.modules())}
         if not (usable := free_units(pl_module, units)):
@@ -199,7 +199,8 @@ class DynamicGradientCheckpointing(DecidingCallback):
 
     def _leave(self) -> None:
         self._step.close()
-        self._undo()
+        if self._undo is not None:
+            self._undo()
         if self._runner is not None:
             self._runner.detach()
         self._forget()
@@ -240,10 +241,12 @@ class DynamicGradientCheckpointing(DecidingCallback):
         report = MemoryReport(shapes, table.blocks, plan)
         self._plans[self._now] = _Planned(table, table.applied(plan), report)
         self._use(self._plans[self._now])
-        self.record(
-            trainer, "plan", str(report), budget=plan.budget, predicted=plan.peak,
-            plain=plan.plain_peak, extra=report.extra,
-        )  # fmt: skip
+        # A run that was interrupted may have decided this before.
+        if str(report) not in (d.reason for d in self.decisions_):
+            self.record(
+                trainer, "plan", str(report), budget=plan.budget, predicted=plan.peak,
+                plain=plan.plain_peak, extra=report.extra,
+            )  # fmt: skip
         if not plan.fits:
             rank_zero_warn(
                 f"memory_budget={self.memory_budget!r} is {written(plan.budget)} for a batch of "
@@ -287,11 +290,11 @@ class DynamicGradientCheckpointing(DecidingCallback):
         missing = sum(p.numel() * p.element_size() for p in trained if p.grad is None)
         if not any(optimizer.state for optimizer in trainer.optimizers):
             missing += 2 * sum(p.numel() * p.element_size() for p in trained)
-        return max(left - missing, 0)
+        return min(max(left - missing, 0), table.plain_peak)  # more is not needed
 
 
-def _kinds(name: str, value: Any) -> list[type[nn.Module] | str]:
-    found = [value] if isinstance(value, (str, type)) else list(value)
+def _kinds(name: str, value: Any) -> tuple[type[nn.Module] | str, ...]:
+    found = (value,) if isinstance(value, (str, type)) else tuple(value)
     for kind in found:
         if not isinstance(kind, str) and not (
             isinstance(kind, type) and issubclass(kind, nn.Module)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,22 +45,25 @@ def compile_in_place(module: Module) -> None:
     module.network.compile(backend="aot_eager")
 
 
+def compile_module(module: Module) -> Any:
+    return torch.compile(module, backend="aot_eager")
+
+
 # torch's compiler looks at gradients of whatever it meets.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-@pytest.mark.parametrize("how", [compile_blocks, compile_in_place])
-def test_compiled(how: Callable[[Module], None]) -> None:
+@pytest.mark.parametrize("how", [compile_blocks, compile_in_place, compile_module])
+def test_compiled(how: Callable[..., Any]) -> None:
     torch.manual_seed(0)
     plain = Module(Transformer(3))
     module, callback = copy.deepcopy(plain), DynamicGradientCheckpointing(0.5)
-    for each in (plain, module):
-        how(each)
-    fit(plain, batches(tokens(), 4))
-    if how is compile_in_place:
+    fits = [how(each) or each for each in (plain, module)]
+    fit(fits[0], batches(tokens(), 4))
+    if how is not compile_blocks:
         with pytest.warns(UserWarning, match="nothing can be run again, as all of the model is"):
-            fit(module, batches(tokens(), 4), callback)
+            fit(fits[1], batches(tokens(), 4), callback)
         assert callback.plan_ is None
     else:
-        fit(module, batches(tokens(), 4), callback)
+        fit(fits[1], batches(tokens(), 4), callback)
         assert callback.report_ is not None
         assert callback.report_.measured is not None
         assert callback.report_.measured <= callback.report_.plan.budget
