@@ -28,7 +28,7 @@ NOT_YET_IN_KERAS = {"DynamicGradientCheckpointing"}
 
 
 def test_both_have_the_same_callbacks() -> None:
-    assert COMMON == sorted(in_keras.__all__)
+    assert sorted(in_keras.__all__) == COMMON
     assert set(in_lightning.__all__) - set(COMMON) == NOT_YET_IN_KERAS - set(COMMON)
 
 

@@ -56,7 +56,7 @@ def test_compiled(how: Callable[..., Any]) -> None:
     torch.manual_seed(0)
     plain = Module(Transformer(3))
     module, callback = copy.deepcopy(plain), DynamicGradientCheckpointing(0.5)
-    fits = [how(each) or each for each in (plain, module)]
+    fits = [each if (found := how(each)) is None else found for each in (plain, module)]
     fit(fits[0], batches(tokens(), 4))
     if how is not compile_blocks:
         with pytest.warns(UserWarning, match="nothing can be run again, as all of the model is"):
