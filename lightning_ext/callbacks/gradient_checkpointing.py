@@ -238,7 +238,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         assert self._now is not None
         plan = table.plan(self._bytes(trainer, table))
         shapes = _written(self._now[1])
-        report = MemoryReport(shapes, table.blocks, plan)
+        report = MemoryReport(shapes, table.blocks, plan, advice=table.advice)
         self._plans[self._now] = _Planned(table, table.applied(plan), report)
         self._use(self._plans[self._now])
         # A run that was interrupted may have decided this before.

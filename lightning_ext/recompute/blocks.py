@@ -9,7 +9,11 @@ from lightning_ext.recompute.leaves import Chosen
 from lightning_ext.recompute.measure import Key, Measurement, Seen
 from lightning_ext.recompute.ways import peak_of, ways_of
 from strategies.checkpointing import Block, Partial, RecomputePlan, Span, plan_recompute
+from strategies.checkpointing.budget import written
 from strategies.checkpointing.recompute import runs
+
+# Share of all activations from which on something is worth to be told.
+_WORTH = 0.02
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Table:
         calls: Number of the call that each block is; none for code.
         spans: Runs of blocks that can be run again.
         ways: Calls of layers that each block's ways do not keep the outputs of.
+        weights: Bytes of attention weights that each call saves.
     """
 
     keys: tuple[Key, ...]
@@ -48,11 +53,26 @@ class Table:
     calls: tuple[int | None, ...]
     spans: tuple[tuple[int, int], ...]
     ways: tuple[tuple[Chosen, ...], ...]
+    weights: tuple[int, ...]
 
     @property
     def plain_peak(self) -> int:
         """Bytes of activations in the plain run."""
         return sum(block.saved for block in self.blocks)
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What would save memory without being run again."""
+        found = [(n, key[0]) for n, key in zip(self.weights, self.keys, strict=True) if n]
+        total = sum(n for n, _ in found)
+        if total < _WORTH * self.plain_peak:
+            return ()
+        return (
+            f"attention weights take {written(total)} in {len(found)} blocks (such as "
+            f"{max(found)[1]}): softmax(QK^T)V by hand, or torch's attention with "
+            "need_weights=True. F.scaled_dot_product_attention(q, k, v), or need_weights=False, "
+            "keeps none of them, is faster, and equal up to rounding",
+        )
 
     def plan(self, budget: float) -> RecomputePlan:
         """The cheapest plan within so many bytes."""
@@ -102,6 +122,7 @@ def table(measured: Measurement, writes: frozenset[int]) -> Table:
     return Table(
         tuple(call.key for call in calls), writes, blocks, numbers,
         tuple(_spans(numbers, chains, writes)), ways,
+        tuple(call.seen.weights if call.seen else 0 for call in calls),
     )  # fmt: skip
 
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_ext._compat import is_compiled, operations
+from lightning_ext._compat import is_compiled
 from lightning_ext.recompute.frames import Call
 from lightning_ext.recompute.leaves import Leaves
 from lightning_ext.recompute.ledger import Ledger
@@ -22,36 +21,9 @@ from lightning_ext.recompute.tensors import (
     owned_by,
     tensors_in,
 )
+from lightning_ext.recompute.work import Work
 
 Key = tuple[str, int]  # name of the block, and how often it was called before in this step
-# Writing an element takes as long as this many operations of a matrix product, about.
-_ELEMENT = 16
-
-
-class Work(TorchDispatchMode):
-    """Counts operations.
-
-    `flops` are those of matrix products and convolutions, `elements` what other operators return.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flops = self.elements = 0
-
-    @property
-    def cost(self) -> float:
-        """Of all of it, in operations."""
-        return float(self.flops + _ELEMENT * self.elements)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        output = func(*args, **kwargs)
-        flops = operations(func, args, kwargs, output)
-        if flops is not None:
-            self.flops += flops
-        elif not func.is_view:
-            self.elements += sum(t.numel() for t in tensors_in(output))
-        return output
 
 
 @dataclass
@@ -86,6 +58,7 @@ class Seen:
         output: Address and bytes of its output.
         layers: Inside, in the order of their calls.
         cost: Of all of it.
+        weights: Bytes of attention weights that it saves.
     """
 
     saved: dict[int, int]
@@ -96,6 +69,7 @@ class Seen:
     output: tuple[int, int]
     layers: list[Layer]
     cost: float
+    weights: int
 
 
 class _Layers(Leaves):
@@ -201,8 +175,9 @@ class Measurement:
         owned = owned_by(call.module)
         first = first_of(args[0][0]) if args[0] else None
         result = first_of(output)
+        sizes = {a: size for a, size in map(memory_of, saved) if a not in owned}
         self.calls[self._numbers[id(call)]].seen = Seen(
-            {a: size for a, size in map(memory_of, saved) if a not in owned},
+            sizes,
             [memory_of(t)[0] for t in saved],
             call.asked,
             -1 if first is None else memory_of(first)[0],
@@ -210,6 +185,7 @@ class Measurement:
             (-1, 0) if result is None else memory_of(result),
             self._layers.found,
             self._work.cost or _estimate(call.module, first),
+            sum(sizes.get(address, 0) for address in self._work.weights),
         )
         self._layers = _Layers(self._work)
 

@@ -319,6 +319,68 @@ def test_the_report() -> None:
     assert max(planned) * 2**20 == pytest.approx(report.plan.peak)
 
 
+class ByHand(nn.Module):
+    """Attention in three lines, with a mask and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.proj = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        weights = (q @ k.mT / 32**0.5).masked_fill(torch.ones(16, 16).triu(1).bool(), -1e9)
+        weights = nn.functional.dropout(weights.softmax(-1), 0.1, self.training)
+        out: Tensor = x + self.proj(weights @ v)
+        return out
+
+
+class Layer(nn.Module):
+    """torch's attention, asked for its weights or not."""
+
+    def __init__(self, weights: bool) -> None:
+        super().__init__()
+        self.attention, self.weights = nn.MultiheadAttention(32, 4, batch_first=True), weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.attention(x, x, x, need_weights=self.weights)[0]
+        return out
+
+
+class Gate(nn.Module):
+    """A softmax that has nothing to do with attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.values = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.gate(x).softmax(-1) * self.values(x)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("block", "told"),
+    [(ByHand, True), (lambda: Layer(True), True), (lambda: Layer(False), False), (Gate, False)],
+)
+def test_attention_that_keeps_its_weights_is_told(
+    block: Callable[[], nn.Module], told: bool
+) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Embedding(50, 32), *(block() for _ in range(3)))
+    callback = DynamicGradientCheckpointing(0.5)
+    fit(Module(network), batches(MODELS["transformer"][1]()), callback)
+    assert callback.report_ is not None
+    assert bool(callback.report_.advice) == told
+    if told:
+        # Each of 4 texts has 16 x 16 weights, one or four heads.
+        heads = 1 if block is ByHand else 4
+        least = 3 * 4 * heads * 16 * 16 * 4
+        (text,) = callback.report_.advice
+        assert "in 3 blocks (such as network." in text
+        size = float(text.split("take ")[1].split(" KiB")[0]) * 1024
+        assert least <= size <= 3 * least
+
+
 class Meter(Ledger):
     """Runs out of memory as a device does."""
 
