@@ -16,6 +16,7 @@ from lightning_ext.callbacks._base import DecidingCallback
 from lightning_ext.recompute.blocks import Applied, Table
 from lightning_ext.recompute.device import memory_left
 from lightning_ext.recompute.ledger import Ledger, counting
+from lightning_ext.recompute.microbatched import Microbatched
 from lightning_ext.recompute.retry import Attempts
 from lightning_ext.recompute.runner import Runner
 from lightning_ext.recompute.tensors import tensors_in
@@ -38,7 +39,7 @@ class _Planned:
         report: For people.
     """
 
-    table: Table
+    table: Table | Microbatched
     applied: Applied
     report: MemoryReport
 
@@ -213,7 +214,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
             self._in_use.report, self._ledger = report, None
             self.report_ = report
         if self._runner.measurement is not None:
-            table = self._runner.measured()
+            table = self._runner.measured(trainer.strategy)
             if table is None:
                 self._runner.detach()
             else:
@@ -234,7 +235,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         self._in_use = planned
         self.plan_, self.report_ = planned.report.plan, planned.report
 
-    def _decide(self, trainer: Trainer, table: Table) -> None:
+    def _decide(self, trainer: Trainer, table: Table | Microbatched) -> None:
         assert self._now is not None
         plan = table.plan(self._bytes(trainer, table))
         shapes = _written(self._now[1])
@@ -277,7 +278,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         self._step.enter_context(self._runner.step())
         return True
 
-    def _bytes(self, trainer: Trainer, table: Table) -> float:
+    def _bytes(self, trainer: Trainer, table: Table | Microbatched) -> float:
         if isinstance(self._budget, float):
             return self._budget * table.plain_peak
         if isinstance(self._budget, int):
@@ -332,6 +333,6 @@ def _written(shapes: Shapes) -> str:
     return ", ".join("x".join(map(str, shape)) for shape in shapes) or "unknown"
 
 
-def _largest(table: Table, most: int = 3) -> str:
+def _largest(table: Table | Microbatched, most: int = 3) -> str:
     found = sorted(table.blocks, key=lambda block: -block.saved)[:most]
     return ", ".join(f"{block.name} ({written(block.saved)})" for block in found)

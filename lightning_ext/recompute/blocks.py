@@ -65,7 +65,7 @@ class Table:
         """What would save memory without being run again."""
         found = [(n, key[0]) for n, key in zip(self.weights, self.keys, strict=True) if n]
         total = sum(n for n, _ in found)
-        if total < _WORTH * self.plain_peak:
+        if not found or total < _WORTH * self.plain_peak:
             return ()
         return (
             f"attention weights take {written(total)} in {len(found)} blocks (such as "

@@ -23,6 +23,7 @@ from lightning_ext.recompute.frames import Call, Frame, unpack
 from lightning_ext.recompute.leaves import Chosen, Leaves
 from lightning_ext.recompute.ledger import Ledger, counting, held, is_counting
 from lightning_ext.recompute.measure import Key, Measurement
+from lightning_ext.recompute.microbatched import Microbatched, microbatched
 from lightning_ext.recompute.state import Surroundings
 from lightning_ext.recompute.tensors import first_of, tensors_in
 from lightning_ext.recompute.units import is_sharded, layers_in
@@ -118,13 +119,18 @@ class Runner:
         self.writes.clear()
         self._attach(layer for unit in self.units.values() for _, layer in layers_in(unit))
 
-    def measured(self) -> Table | None:
-        """The blocks of the step that was measured; none if it had no backward pass."""
+    def measured(self, strategy: Any = None) -> Table | Microbatched | None:
+        """The blocks of the step that was measured; none if it had no backward pass.
+
+        Args:
+            strategy: Of the trainer. Default: None, the step was run at once.
+        """
         assert self.measurement is not None
-        seen = any(call.seen for call in self.measurement.calls)
-        found = table(self.measurement, frozenset(self.writes)) if seen else None
+        measured, writes = self.measurement, frozenset(self.writes)
         self.measurement = None
-        return found
+        if not any(call.seen for call in measured.calls):
+            return None
+        return microbatched(measured, writes, strategy) or table(measured, writes)
 
     def apply(self, applied: Applied) -> None:
         """Run again what a plan says."""
