@@ -9,13 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-from torch import nn
-from torch.utils import flop_counter
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -70,6 +68,7 @@ __all__ = [
     "set_batch_value",
     "set_rank",
     "subprocess_launcher",
+    "syncs_batchnorm",
     "version_of",
     "wrap_steps",
 ]
@@ -118,6 +117,15 @@ def set_batch_value(metric: Any, value: Any) -> None:
     metric._forward_cache = value
 
 
+def syncs_batchnorm(strategy: Any) -> bool:
+    """Whether the trainer was built with `sync_batchnorm=True`.
+
+    Args:
+        strategy: Of that trainer.
+    """
+    return strategy._layer_sync is not None
+
+
 def wrap_steps(
     trainer: Trainer, wrap: Callable[[Callable[[], Any], bool], Any]
 ) -> Callable[[], None]:
@@ -157,6 +165,11 @@ def version_of(tensor: Any) -> int:
     return version
 
 
+@cache
+def _flop_counter() -> ModuleType:
+    return import_module("torch.utils.flop_counter")
+
+
 def operations(function: Any, args: Any, kwargs: Any, output: Any) -> int | None:
     """Floating-point operations of a matrix product or convolution; none of other functions.
 
@@ -166,7 +179,7 @@ def operations(function: Any, args: Any, kwargs: Any, output: Any) -> int | None
         kwargs: Others.
         output: What it returned.
     """
-    formula = flop_counter.flop_registry.get(function.overloadpacket)
+    formula = _flop_counter().flop_registry.get(function.overloadpacket)
     return None if formula is None else int(formula(*args, **kwargs, out_val=output))
 
 
@@ -176,7 +189,8 @@ def is_of_parameter(tensor: Any) -> bool:
     Args:
         tensor: Any tensor.
     """
-    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+    parameter = import_module("torch").nn.Parameter
+    return isinstance(tensor, parameter) or isinstance(tensor._base, parameter)
 
 
 def is_compiled(module: Any) -> bool:

@@ -18,8 +18,9 @@ from lightning_ext import _compat
 from lightning_ext._compat import ParallelStrategy, Trainer
 from lightning_ext.parallel import checkpoint as checkpoint_of
 from lightning_ext.parallel import transport
-from lightning_ext.parallel.arguments import check_arguments
+from lightning_ext.parallel.arguments import check_arguments, check_others
 from lightning_ext.parallel.buffers import Buffers
+from lightning_ext.parallel.checks import check_supported, share_model
 from lightning_ext.parallel.division import check_undivided, divide, one_by_one
 from lightning_ext.parallel.engine import Engine
 from lightning_ext.parallel.faults import Faults, guarded
@@ -91,6 +92,7 @@ class ThreeDParallelStrategy(ParallelStrategy):
             pipeline, tensor, data, microbatches, schedule,
             shard_parameters=shard_parameters, sequence_parallel=sequence_parallel,
         )  # fmt: skip
+        check_others(pipeline_module, tensor_plan, layers_per_stage, process_group_backend, timeout)
         self.pipeline, self.tensor, self.data = pipeline, tensor, data
         self.microbatches, self.schedule = microbatches, schedule
         self.pipeline_module, self.tensor_plan = pipeline_module, tensor_plan
@@ -179,8 +181,7 @@ class ThreeDParallelStrategy(ParallelStrategy):
                 raise
 
     def _check(self, module: nn.Module) -> tuple[Pipeline | None, list[list[PipelinePart]]]:
-        if getattr(self.precision_plugin, "scaler", None) is not None:
-            raise ValueError("precision='16-mixed' is not supported; pass 'bf16-mixed'")
+        check_supported(self)
         pipeline, stages, self.plan = divide(
             module, self.pipeline, self.tensor, self.pipeline_module, self.layers_per_stage,
             self.tensor_plan,
@@ -190,9 +191,8 @@ class ThreeDParallelStrategy(ParallelStrategy):
     def setup(self, trainer: Trainer) -> None:
         """Cut the model, then make the optimizers."""
         assert self.accelerator is not None
-        assert self.lightning_module is not None
         self.accelerator.setup(trainer)
-        module = self.lightning_module
+        module = trainer.lightning_module
         if self._engine is None or self._engine.root is not module:
             self._cut(module)
         assert self._engine is not None
@@ -217,8 +217,7 @@ class ThreeDParallelStrategy(ParallelStrategy):
             module, mesh.layout, pipeline, stages, self.plan, self.schedule, self.microbatches
         )
         _compat.rank_zero_info(f"ThreeDParallelStrategy: {told}")
-        for tensor in [*module.parameters(), *module.buffers()]:
-            dist.broadcast(tensor.data, src=0)
+        share_model(module, mesh)
         self._stages = owners(module, stages)
         drop_foreign(module, self._stages, mesh.stage)
         self.precision_plugin.convert_module(module)
@@ -288,9 +287,10 @@ class ThreeDParallelStrategy(ParallelStrategy):
 
     def _evaluate(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         assert self._engine is not None
-        step = partial(getattr(self.lightning_module, name), *args, **kwargs)
+        batch, *rest = (*args, *kwargs.values())
+        step = getattr(self.lightning_module, name)
         with self.precision_plugin.val_step_context():
-            return self._engine.evaluate(step, (*args, *kwargs.values())[0])
+            return self._engine.evaluate(lambda own: step(own, *rest), batch)
 
     def _begin_evaluation(self) -> None:
         assert self._buffers is not None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from strategies.parallel import SCHEDULES
@@ -41,3 +44,38 @@ def check_arguments(
     for name, value in later.items():
         if value:
             raise ValueError(f"{name}=True is not there yet; leave {name}=False")
+
+
+def check_others(
+    pipeline_module: Any, tensor_plan: Any, layers_per_stage: Any, backend: Any, timeout: Any
+) -> None:
+    """Raise what `ThreeDParallelStrategy` raises for its other arguments when it is built.
+
+    Args:
+        pipeline_module: Path of a module, or None.
+        tensor_plan: Kind of split by pattern of names, or None.
+        layers_per_stage: Numbers of parts, or None.
+        backend: Of process groups, or None.
+        timeout: Seconds.
+
+    Raises:
+        TypeError: One has the wrong type.
+        ValueError: `timeout` is not a positive number of seconds.
+    """
+    for name, value in (("pipeline_module", pipeline_module), ("process_group_backend", backend)):
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"{name}={value!r}: pass a name, or None")
+    plan = {} if tensor_plan is None else tensor_plan
+    if not isinstance(plan, Mapping) or not all(isinstance(key, str) for key in plan):
+        raise TypeError(
+            f"tensor_plan={tensor_plan!r}: pass a dict from patterns of module names to "
+            "'column', 'row', 'vocab' or 'replicate'"
+        )
+    counts = () if layers_per_stage is None else layers_per_stage
+    listed = isinstance(counts, Sequence) and not isinstance(counts, str)
+    if not listed or not all(isinstance(n, Integral) for n in counts):
+        raise TypeError(f"layers_per_stage={layers_per_stage!r}: pass a number for each stage")
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise TypeError(f"timeout={timeout!r}: pass seconds")
+    if not (math.isfinite(timeout) and float(timeout) > 0):
+        raise ValueError(f"timeout={timeout!r}: pass seconds, more than 0")

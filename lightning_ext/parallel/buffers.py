@@ -57,7 +57,7 @@ class Buffers:
         if self.everywhere:
             buffers = self._of(self.everywhere)
             changed = [
-                mesh.stage if not torch.equal(now, old.to(now)) else mesh.layout.pipeline
+                mesh.stage if not _same(now, old.to(now)) else mesh.layout.pipeline
                 for now, old in zip(buffers, self._before, strict=True)
             ]
             sources = torch.tensor(changed, device=mesh.device)
@@ -70,6 +70,10 @@ class Buffers:
             source = mesh.layout.rank(mesh.stage, 0, mesh.tensor_rank)
             _broadcast(self._of(self.here), source, mesh.data)
         self.remember()
+
+
+def _same(now: Tensor, old: Tensor) -> bool:
+    return torch.equal(now, old) or torch.allclose(now, old, rtol=0, atol=0, equal_nan=True)
 
 
 def _broadcast(tensors: Sequence[Tensor], source: int, group: dist.ProcessGroup) -> None:

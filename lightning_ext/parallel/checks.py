@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from lightning_ext._compat import syncs_batchnorm
 from lightning_ext.parallel.mesh import Mesh
 
 
@@ -27,6 +28,45 @@ def checksum(batch: Any) -> list[int]:
     return [zlib.crc32(words.encode()), total]
 
 
+def check_supported(strategy: Any) -> None:
+    """Refuse what the trainer asks of a strategy and does not get.
+
+    Raises:
+        ValueError: It asks for `precision="16-mixed"` or `sync_batchnorm=True`.
+    """
+    if getattr(strategy.precision_plugin, "scaler", None) is not None:
+        raise ValueError("precision='16-mixed' is not supported; pass 'bf16-mixed'")
+    if syncs_batchnorm(strategy):
+        raise ValueError(
+            "sync_batchnorm=True is not supported: batch norm takes the statistics of each "
+            "microbatch; leave it False, or use norms that do not depend on the batch"
+        )
+
+
+def share_model(module: nn.Module, mesh: Mesh) -> None:
+    """Give every rank the parameters and buffers of the first; every rank has to call this.
+
+    Raises:
+        ValueError: Some ranks have built another model, on all ranks.
+    """
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    built = "".join(f"{name} {tuple(t.shape)} {t.dtype};" for name, t in tensors)
+    own = torch.tensor([zlib.crc32(built.encode())], dtype=torch.int64, device=mesh.device)
+    gathered = [torch.empty_like(own) for _ in range(mesh.layout.world_size)]
+    dist.all_gather(gathered, own)
+    others = [rank for rank, found in enumerate(gathered) if found != gathered[0]]
+    if others:
+        raise ValueError(
+            f"rank {others[0]} has built another model than rank 0: its parameters or buffers have "
+            "other names, shapes or dtypes; sizes must not depend on the rank or on what it draws"
+        )
+    for _, tensor in tensors:
+        whole = tensor.data.contiguous()  # other layouts in memory cannot be sent
+        dist.broadcast(whole, src=0)
+        if whole is not tensor.data:
+            tensor.data.copy_(whole)
+
+
 def same_batch(batch: Any, mesh: Mesh) -> None:
     """Compare the batch over the ranks of each copy of the model; every rank has to call this.
 
@@ -36,16 +76,17 @@ def same_batch(batch: Any, mesh: Mesh) -> None:
     if mesh.layout.pipeline * mesh.layout.tensor == 1:
         return
     own = torch.tensor(checksum(batch), dtype=torch.int64, device=mesh.device)
-    gathered = [torch.empty_like(own) for _ in range(mesh.layout.world_size)]
-    dist.all_gather(gathered, own)
-    found = [tuple(x.tolist()) for x in gathered]
-    for ranks in mesh.layout.groups("pipeline", "tensor"):
-        other = [rank for rank in ranks if found[rank] != found[ranks[0]]]
-        if other:
-            raise ValueError(
-                f"rank {other[0]} was given another batch than rank {ranks[0]}, but both work on "
-                "the same copy of the model: the DataLoader shuffles, or transforms, by random "
-                "numbers that differ by rank; leave use_distributed_sampler=True, or pass a "
-                "sampler with a fixed seed and **trainer.distributed_sampler_kwargs; for random "
-                "transforms call seed_everything(seed, workers=True)"
-            )
+    ranks = next(r for r in mesh.layout.groups("pipeline", "tensor") if mesh.rank in r)
+    gathered = [torch.empty_like(own) for _ in ranks]
+    # Only these: another copy may have no batch left.
+    dist.all_gather(gathered, own, group=mesh.model)
+    found = {rank: tuple(x.tolist()) for rank, x in zip(ranks, gathered, strict=True)}
+    other = [rank for rank in ranks if found[rank] != found[ranks[0]]]
+    if other:
+        raise ValueError(
+            f"rank {other[0]} was given another batch than rank {ranks[0]}, but both work on "
+            "the same copy of the model: the DataLoader shuffles, or transforms, by random "
+            "numbers that differ by rank; leave use_distributed_sampler=True, or pass a "
+            "sampler with a fixed seed and **trainer.distributed_sampler_kwargs; for random "
+            "transforms call seed_everything(seed, workers=True)"
+        )

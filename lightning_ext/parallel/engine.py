@@ -17,7 +17,7 @@ from lightning_ext.parallel.gradients import Deposit, Gradients
 from lightning_ext.parallel.logs import Record, combined_outputs
 from lightning_ext.parallel.mesh import Mesh
 from lightning_ext.parallel.metrics import Metrics
-from lightning_ext.parallel.parts import Pipeline, PipelinePart
+from lightning_ext.parallel.parts import Inputs, Pipeline, PipelinePart
 from lightning_ext.parallel.returned import Returned, Sharing
 
 Context = Callable[[], AbstractContextManager[Any]]
@@ -59,21 +59,22 @@ class Engine:
         self.metrics, self.sharing = Metrics(root, mesh, faults), Sharing(mesh)
         self.checked: int | None = None
         self.evaluated = 0
-        self._schedules: dict[Any, Any] = {}
+        self._schedules: dict[Any, tuple[Any, list[transport.Meta]]] = {}
         self._step: _Step | None = None
+        self._sent: list[transport.Meta] = []
 
     @property
     def needs_inputs(self) -> bool:
         """Whether this stage looks at what the model is called with."""
         return self.mesh.first or any(part.takes for part in self.parts)
 
-    def run_parts(self, state: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
+    def run_parts(self, state: tuple[Any, ...], inputs: Inputs) -> Any:
         """This stage's part of the model."""
         output: Any = state
         for i, part in enumerate(self.parts):
             output = part(state, inputs, self.mesh.first and i == 0)
             state = output if isinstance(output, tuple) else (output,)
-        return output if self.mesh.last else state
+        return output if self.mesh.last else _sendable(state, self.parts[-1:])
 
     @guarded
     def train(self, args: tuple[Any, ...], epoch: int, number: int, context: Context) -> Any:
@@ -118,11 +119,12 @@ class Engine:
             if len(self._schedules) >= _KEPT:
                 self._schedules.pop(next(iter(self._schedules)))
             self._schedules[key] = self._make(step, count)
+        schedule, self._sent = self._schedules[key]
         self._step = step
         index = torch.arange(count)
         failed: Exception | None = None
         try:
-            self._schedules[key].step(index=index, target=index, return_outputs=False)
+            schedule.step(index=index, target=index, return_outputs=False)
         except Exception as error:
             # torch reports what a stage raises as an error of its own.
             failed = step.error or error
@@ -130,8 +132,8 @@ class Engine:
         if failed is not None:
             raise failed
 
-    def _make(self, step: _Step, count: int) -> Any:
-        """A schedule for one shape of microbatches."""
+    def _make(self, step: _Step, count: int) -> tuple[Any, list[transport.Meta]]:
+        """A schedule for one shape of microbatches, and what this stage sends in it."""
         received, sent = self._shapes(step)
         stage = PipelineStage(
             _Stage(self),
@@ -144,7 +146,7 @@ class Engine:
         )
         few = count < self.mesh.layout.pipeline
         kind = _SCHEDULES["gpipe" if few else self.schedule]
-        return kind(stage, count, loss_fn=lambda loss, _: loss, scale_grads=False)
+        return kind(stage, count, loss_fn=lambda loss, _: loss, scale_grads=False), sent
 
     def _shapes(self, step: _Step) -> tuple[list[transport.Meta], list[transport.Meta]]:
         """What this stage receives and sends, by a trial run of the first microbatch.
@@ -174,14 +176,29 @@ class Engine:
         assert self._step is not None
         try:
             output = self._step.forward(index, state)
-            return self._step.finish(index, output) if self.mesh.last else output
+            if self.mesh.last:
+                return self._step.finish(index, output)
+            self._check_sent(index, output)
+            return output
         except Exception as error:
             self._step.error = error
             raise
 
+    def _check_sent(self, index: int, output: tuple[Tensor, ...]) -> None:
+        """The stage that receives has made room for what the first microbatch was."""
+        found, known = transport.meta_of(output), self._sent
+        if [meta[:2] for meta in found] != [meta[:2] for meta in known]:
+            raise ValueError(
+                f"stage {self.mesh.stage} sends {_shapes(found)} for microbatch {index}, but "
+                f"{_shapes(known)} for an earlier one with a batch of the same shapes; bring "
+                "activations to one length, for example by padding in the collate_fn"
+            )
+
     def _returned(self, step: _Step, found: Sequence[Tensor | None]) -> Any:
         result = self.sharing.share(step.result() if self.mesh.last else None)
         self.metrics.log(result.logged)
+        if result.stop:
+            _trainer_of(self.root).should_stop = True
         anchor = torch.zeros((), requires_grad=True, device=self.mesh.device)
         loss = Deposit.apply(anchor, result.loss, lambda factor: self._bring(found, factor))
         return {"loss": loss, **result.extras} if result.as_dict else loss
@@ -194,11 +211,11 @@ class Engine:
             self.gradients.mean_over_data()
 
     @guarded
-    def evaluate(self, step: Callable[[], Any], batch: Any) -> Any:
+    def evaluate(self, step: Callable[[Any], Any], batch: Any) -> Any:
         """A step without gradients: the whole batch at once, its output on every stage.
 
         Args:
-            step: The user's own.
+            step: The user's own, for a batch.
             batch: That it takes.
         """
         if self.evaluated == 0:
@@ -211,15 +228,18 @@ class Engine:
             if not alone:
                 microbatches.seed(seed)
             if self.pipeline is None:
-                return step()
-            return self._evaluated(step, self.pipeline, seed)
+                return step(batch)
+            return self._evaluated(step, batch, self.pipeline, seed)
 
-    def _evaluated(self, step: Callable[[], Any], pipeline: Pipeline, seed: int) -> Any:
+    def _evaluated(
+        self, step: Callable[[Any], Any], batch: Any, pipeline: Pipeline, seed: int
+    ) -> Any:
         module, name = pipeline.module, pipeline.name
-        inputs: dict[str, Any] = {}
+        inputs = Inputs()
         # What is logged before the call is logged when the step runs as a whole.
         with Record(self.metrics.path_of).of(self.root):
-            args, kwargs = calls.inputs_of(module, name, step)
+            own = microbatches.copied(batch)
+            args, kwargs = calls.inputs_of(module, name, lambda: step(own))
         if self.needs_inputs:
             inputs = pipeline.bind(args, kwargs)
         state: tuple[Tensor, ...] = ()
@@ -232,7 +252,7 @@ class Engine:
         source = self.mesh.stage_rank(self.mesh.layout.pipeline - 1)
         output = transport.share_output(output, source, self.mesh.pipeline, self.mesh.device)
         microbatches.seed(seed)
-        return calls.with_output(module, name, output, step)
+        return calls.with_output(module, name, output, lambda: step(batch))
 
 
 class _Step:
@@ -257,7 +277,10 @@ class _Step:
 
     def _call(self, index: int) -> Any:
         training_step: Any = self.engine.root.training_step
-        return training_step(self.batches[index], *self.rest)
+        # A stage may run it more than once, and it may write to its batch.
+        several = self.engine.pipeline is not None
+        batch = microbatches.copied(self.batches[index]) if several else self.batches[index]
+        return training_step(batch, *self.rest)
 
     def _seed(self, index: int, stage: int = -1) -> None:
         """Seed for what all stages draw alike in a microbatch, or for what one of them draws."""
@@ -265,7 +288,7 @@ class _Step:
             stages = self.engine.mesh.layout.pipeline
             microbatches.seed(self.base, index * (stages + 1) + stage + 1)
 
-    def _inputs(self, index: int) -> dict[str, Any]:
+    def _inputs(self, index: int) -> Inputs:
         pipeline = self.engine.pipeline
         assert pipeline is not None
         self._seed(index)
@@ -276,9 +299,10 @@ class _Step:
     def forward(self, index: int, state: tuple[Tensor, ...]) -> Any:
         """One microbatch through this stage."""
         with self.context():
-            inputs = self._inputs(index) if self.engine.needs_inputs else {}
+            inputs = self._inputs(index) if self.engine.needs_inputs else Inputs()
             self._seed(index, self.engine.mesh.stage)
-            return self.engine.run_parts(state, inputs)
+            # No leaves of a graph, so that a first layer may write to its input.
+            return self.engine.run_parts(tuple(t.clone() for t in state), inputs)
 
     def finish(self, index: int, output: Any) -> Tensor:
         """The user's step with the output of the model, on the last stage."""
@@ -301,7 +325,8 @@ class _Step:
         """What the microbatches together return and log."""
         loss, last = torch.stack(self.losses).mean(), self.outputs[-1]
         extras = combined_outputs(self.outputs)
-        return Returned(loss, self.record.combined(), extras, isinstance(last, dict))
+        stop = torch.tensor(float(_trainer_of(self.engine.root).should_stop))
+        return Returned(loss, self.record.combined(), extras, isinstance(last, dict), stop)
 
     def _loss(self, returned: Any) -> Tensor:
         loss = returned["loss"] if isinstance(returned, dict) else returned
@@ -325,6 +350,27 @@ class _Stage(nn.Module):
     def forward(self, *state: Tensor, index: Tensor) -> Any:
         """Run the microbatch with this index."""
         return self.run(int(index), state)
+
+
+def _trainer_of(root: Any) -> Any:
+    return root.trainer
+
+
+def _sendable(state: tuple[Any, ...], last: Sequence[PipelinePart]) -> tuple[Tensor, ...]:
+    """What a stage sends, as it lies in memory when it is received."""
+    for value in state:
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"the part {last[0].run!r} ends a stage and returns a {type(value).__name__}, but "
+                "only tensors go from stage to stage; let it return a tensor or a tuple of "
+                "tensors, take what else is needed with PipelinePart(takes=), or move the cut "
+                "with layers_per_stage="
+            )
+    return tuple(tensor.contiguous() for tensor in state)
+
+
+def _shapes(metas: list[transport.Meta]) -> str:
+    return ", ".join(f"{'x'.join(map(str, shape))} {dtype}" for shape, dtype, _ in metas)
 
 
 def _empty(metas: list[transport.Meta]) -> tuple[Tensor, ...]:

@@ -141,8 +141,9 @@ def _together(values: Sequence[Any]) -> Any:
     if isinstance(last, Tensor):
         tensors = [v.detach() for v in values]
         return torch.cat(tensors) if last.ndim else torch.stack(tensors).double().mean().to(last)
-    if isinstance(last, list):
-        return [x.detach() if isinstance(x, Tensor) else x for value in values for x in value]
+    if isinstance(last, (list, tuple)):
+        found = [x.detach() if isinstance(x, Tensor) else x for value in values for x in value]
+        return found if isinstance(last, list) else tuple(found)
     if isinstance(last, Mapping):
         return {name: _together([value[name] for value in values]) for name in last}
     return last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,10 +15,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 
 def batch_size(batch: Any) -> int:
-    """Items of a batch: the size of the first dim of the first tensor that has one."""
-    for leaf in tree_leaves(batch):
-        if isinstance(leaf, Tensor) and leaf.ndim:
-            return len(leaf)
+    """Items of a batch: the size of the first dim that most of its tensors have."""
+    sizes = [len(t) for t in tree_leaves(batch) if isinstance(t, Tensor) and t.ndim]
+    if sizes:
+        return Counter(sizes).most_common(1)[0][0]  # of equally many, the one that comes first
     raise ValueError(
         f"the batch, a {type(batch).__name__}, has no tensor with a batch dim; let the DataLoader "
         "return tensors, or lists, tuples and dicts of them"
@@ -44,6 +45,11 @@ def chunks(batch: Any, count: int) -> list[Any]:
         return tree_map(cut, batch, is_leaf=listed)
 
     return [batch] if count == 1 else [part(i) for i in range(count)]
+
+
+def copied(batch: Any) -> Any:
+    """A batch that can be written to without a trace."""
+    return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, batch)
 
 
 def count_for(size: int, wanted: int | None, stages: int) -> int:

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What `forward` of the pipelined module is called with.
+
+    Args:
+        args: Positional arguments. Default: none.
+        kwargs: Others. Default: none.
+        by_name: All of them, with defaults. Default: none.
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    by_name: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -22,7 +37,11 @@ class PipelinePart:
         run: Module or function.
         modules: Modules and parameters that `run` uses, if it is a function. Default: none.
         takes: Names of arguments of `forward` that it needs besides (masks, positions), as
-            keywords. For the first part: the only ones that it gets. Default: none.
+            keywords. For the first part: the only ones that it gets; without them it gets all that
+            `forward` gets, in the same way. Default: none.
+
+    Raises:
+        TypeError: `modules` is no sequence of modules and parameters, or `takes` none of names.
 
     Example:
         >>> embed, block, head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9)
@@ -35,12 +54,21 @@ class PipelinePart:
     modules: Sequence[nn.Module | nn.Parameter] = ()
     takes: Sequence[str] = ()
 
-    def __call__(self, state: tuple[Any, ...], inputs: Mapping[str, Any], first: bool) -> Any:
+    def __post_init__(self) -> None:
+        _check_each("modules", self.modules, (nn.Module, nn.Parameter), "modules=(embed, norm)")
+        _check_each("takes", self.takes, str, 'takes=("mask",)')
+
+    def __call__(self, state: tuple[Any, ...], inputs: Inputs, first: bool) -> Any:
         """Run on what the part before returned and on the arguments of `forward`."""
-        asked = {name: inputs[name] for name in self.takes}
-        if first and not self.takes:
-            asked = dict(inputs)
-        return self.run(*(() if first else state), **asked)
+        asked = {name: inputs.by_name[name] for name in self.takes}
+        if not first:
+            return self.run(*state, **asked)
+        if not self.takes:
+            return self.run(*inputs.args, **inputs.kwargs)
+        run = self.run.forward if isinstance(self.run, nn.Module) else self.run
+        if _accepts(run, self.takes):
+            return self.run(**asked)
+        return self.run(*asked.values())
 
     @property
     def owned(self) -> tuple[nn.Module | nn.Parameter, ...]:
@@ -51,8 +79,8 @@ class PipelinePart:
 class _Link(PipelinePart):
     """One of an `nn.Sequential`, which hands on whatever comes out as one argument."""
 
-    def __call__(self, state: tuple[Any, ...], inputs: Mapping[str, Any], first: bool) -> Any:
-        given = tuple(inputs.values()) if first else state
+    def __call__(self, state: tuple[Any, ...], inputs: Inputs, first: bool) -> Any:
+        given = tuple(inputs.by_name.values()) if first else state
         return self.run(given[0] if len(given) == 1 else given)
 
 
@@ -72,11 +100,11 @@ class Pipeline:
     parts: tuple[PipelinePart, ...]
     names: tuple[str, ...]
 
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name."""
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
+        """The arguments of a call."""
         bound = inspect.signature(type(self.module).forward).bind(self.module, *args, **kwargs)
         bound.apply_defaults()
-        return dict(list(bound.arguments.items())[1:])
+        return Inputs(args, kwargs, dict(list(bound.arguments.items())[1:]))
 
 
 def find_pipeline(root: nn.Module, name: str | None, stages: int) -> Pipeline:
@@ -136,6 +164,7 @@ def _pipeline(module: nn.Module, name: str) -> Pipeline:
         for p in wrapped
     )
     _check_complete(module, name, wrapped)
+    _check_taken(module, name, wrapped)
     return Pipeline(module, name, wrapped, names)
 
 
@@ -149,6 +178,29 @@ def _check_complete(module: nn.Module, name: str, parts: Sequence[PipelinePart])
                 f"the parts of {name!r} do not use its parameter {path!r}; add its module to "
                 "PipelinePart(..., modules=...)"
             )
+
+
+def _check_taken(module: nn.Module, name: str, parts: Sequence[PipelinePart]) -> None:
+    known = list(inspect.signature(type(module).forward).parameters)[1:]
+    for part in parts:
+        for taken in part.takes:
+            if taken not in known:
+                raise ValueError(
+                    f"takes={tuple(part.takes)!r}: forward of {name or 'the module'!r} has no "
+                    f"argument {taken!r}; it has {', '.join(known)}"
+                )
+
+
+def _check_each(argument: str, value: Any, kind: Any, example: str) -> None:
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    if not listed or not all(isinstance(x, kind) for x in value):
+        raise TypeError(f"{argument}={value!r} of a PipelinePart: pass a tuple, as {example}")
+
+
+def _accepts(run: Callable[..., Any], names: Sequence[str]) -> bool:
+    parameters = inspect.signature(run).parameters
+    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return any_name or all(name in parameters for name in names)
 
 
 def parameters_of(part: PipelinePart) -> Iterator[nn.Parameter]:

@@ -27,26 +27,33 @@ class Returned:
         logged: What is logged.
         extras: What `training_step` returns beside the loss.
         as_dict: Whether it returns a dict.
+        stop: Whether it has asked the trainer to stop.
     """
 
     loss: Tensor
     logged: list[Logged]
     extras: dict[str, Any]
     as_dict: bool
+    stop: Tensor
 
     @property
     def values(self) -> list[Tensor]:
         """All tensors, in order."""
         logged = [x.value for x in self.logged if x.value is not None]
-        return [self.loss, *logged, *(x for x in self.extras.values() if isinstance(x, Tensor))]
+        return [
+            self.loss,
+            self.stop,
+            *logged,
+            *(x for x in self.extras.values() if isinstance(x, Tensor)),
+        ]
 
     def with_values(self, values: Sequence[Tensor]) -> Returned:
         """The same with other tensors."""
-        loss, *rest = values
+        loss, stop, *rest = values
         left = iter(rest)
         logged = [x if x.value is None else replace(x, value=next(left)) for x in self.logged]
         extras = {k: next(left) if isinstance(v, Tensor) else v for k, v in self.extras.items()}
-        return Returned(loss, logged, extras, self.as_dict)
+        return Returned(loss, logged, extras, self.as_dict, stop)
 
 
 class Sharing:

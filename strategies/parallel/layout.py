@@ -7,6 +7,7 @@ Megatron-LM" (arXiv 2104.04473), section 3.
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
+from numbers import Integral
 
 AXES = ("pipeline", "data", "tensor")
 
@@ -217,7 +218,7 @@ def check_whole(
     """
     wanted = f">= {least}" if most is None else f"from {least} to {most}"
     message = f"{name}={value!r} must be a whole number {wanted}; {hint}"
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(message)
-    if value < least or (most is not None and value > most):
+    if int(value) < least or (most is not None and int(value) > most):
         raise ValueError(message)

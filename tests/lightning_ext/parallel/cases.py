@@ -13,12 +13,13 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lightning_ext import LayerwiseLRDecay, PredictiveEarlyStopping
 from tests.lightning_ext.parallel.models import HEADS, Elaborate, Module
-from tests.lightning_ext.parallel.oddities import Biased, Extreme, Flat, Noisy, Thawed
+from tests.lightning_ext.parallel.oddities import Biased, Careless, Extreme, Flat, Noisy, Thawed
 from tests.lightning_ext.parallel.unmodified import Bert, Demo, Sequential
 
 KINDS = {
     "masked": Elaborate, "sequential": Sequential, "bert": Bert, "demo": Demo, "flat": Flat,
     "noisy": Noisy, "biased": Biased, "thawed": Thawed, "extreme": Extreme,
+    "careless": Careless,
 }  # fmt: skip
 
 
@@ -133,6 +134,9 @@ QUICK = {
         "thawed", {**TWO, "layers_per_stage": [2, 4]}, CLIP | {"accumulate_grad_batches": 2}
     ),
     "extremes over copies": Case("extreme", TWO, ONCE),
+    "batches and inputs written to": Case(
+        "careless", {**FOUR, "layers_per_stage": [3, 1, 1, 2]}, {"max_epochs": 4}
+    ),
 }
 
 

@@ -72,7 +72,7 @@ def test_ranks_of_a_copy_that_see_other_data(
 ) -> None:
     ranks = found[where]
     assert {r["kind"] for r in ranks} == {"ValueError"}, ranks
-    assert len({r["message"] for r in ranks}) == 1
+    assert len({r["message"] for r in ranks}) <= 2  # of each copy
     message = ranks[0]["message"]
     assert message.startswith("rank 2 was given another batch than rank 0, but both work on the")
     assert "use_distributed_sampler=True" in message
