@@ -287,3 +287,51 @@ def test_summary(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f" {cell} " in drawn
     monkeypatch.setitem(sys.modules, "rich.table", None)
     assert summary(*arguments).splitlines() == told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"pipeline_module": 3}, TypeError, "pipeline_module=3: pass a name"),
+        ({"process_group_backend": 3}, TypeError, "process_group_backend=3: pass a name"),
+        ({"tensor_plan": "row"}, TypeError, "tensor_plan='row': pass a dict"),
+        ({"tensor_plan": {1: "row"}}, TypeError, "tensor_plan={1: 'row'}: pass a dict"),
+        ({"layers_per_stage": "12"}, TypeError, "layers_per_stage='12': pass a number"),
+        ({"layers_per_stage": [1.5]}, TypeError, "layers_per_stage=[1.5]: pass a number"),
+        ({"timeout": "1"}, TypeError, "timeout='1': pass seconds"),
+        ({"timeout": 0}, ValueError, "timeout=0: pass seconds"),
+        ({"timeout": float("nan")}, ValueError, "timeout=nan: pass seconds"),
+    ],
+)
+def test_other_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        ThreeDParallelStrategy(**arguments)
+
+
+def test_whole_numbers_of_numpy() -> None:
+    assert ThreeDParallelStrategy(pipeline=np.int64(2), microbatches=np.int32(4)).pipeline == 2
+
+
+def test_parts_say_what_they_take() -> None:
+    with pytest.raises(TypeError, match=r"takes='mask' of a PipelinePart: pass a tuple"):
+        PipelinePart(torch.relu, takes="mask")
+    with pytest.raises(TypeError, match=r"modules=Linear"):
+        PipelinePart(torch.relu, modules=nn.Linear(1, 1))  # type: ignore[arg-type]
+
+    class Parts(nn.Module):
+        def __init__(self, takes: str) -> None:
+            super().__init__()
+            self.first, self.last, self.takes = nn.Embedding(3, 2), nn.Linear(2, 2), takes
+
+        def pipeline_parts(self) -> list[Any]:
+            return [PipelinePart(self.first, takes=(self.takes,)), self.last]
+
+        def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> Any:
+            return self.last(self.first(tokens))
+
+    with pytest.raises(ValueError, match=r"has no argument 'token'; it has tokens, mask"):
+        find_pipeline(nn.ModuleDict({"model": Parts("token")}), "model", 2)
+    # A module takes them in order, whatever its own names are.
+    pipeline = find_pipeline(nn.ModuleDict({"model": Parts("tokens")}), "model", 2)
+    inputs = pipeline.bind((torch.tensor([1]),), {})
+    assert pipeline.parts[0]((), inputs, True).shape == (1, 2)
