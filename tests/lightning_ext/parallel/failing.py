@@ -40,8 +40,9 @@ class Failing(Module):
     """Raises once, on the given ranks, in the third step."""
 
     def __init__(self, where: str, ranks: tuple[int, ...]) -> None:
-        super().__init__("gpt2", blocks=1)
-        self.where, self.ranks, self.at = where, ranks, 0.0
+        other = where == "other model" and int(os.environ["RANK"]) in ranks
+        super().__init__("gpt2", blocks=2 if other else 1)
+        self.where, self.ranks, self.at = where, ranks, time.time()
         self.model.h[0].ln_1 = Broken(self.model.h[0].ln_1, self)
 
     def maybe(self, where: str) -> None:
@@ -53,6 +54,12 @@ class Failing(Module):
         ):
             self.at = time.time()
             raise KeyError(f"{where} went wrong")
+
+    def step(self, batch: Tensor) -> Tensor:
+        if self.where == "shorter" and self.global_step == 2:
+            self.at = time.time()
+            batch = batch[:, :-2]  # a batch of the same shape, but not inside
+        return super().step(batch)
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
@@ -92,6 +99,8 @@ CASES: dict[str, tuple[int, ...]] = {
     "twice": (2, 3),
     "validation": (1,),
     "hook": (2,),
+    "shorter": (0, 1),
+    "other model": (1,),
     "shuffled": (0, 1, 2, 3),
     "shuffled validation": (0, 1, 2, 3),
 }

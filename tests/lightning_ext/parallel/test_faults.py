@@ -66,6 +66,17 @@ def test_a_step_that_calls_the_model_twice(found: dict[str, list[dict[str, Any]]
     check(found["twice"], CASES["twice"], "RuntimeError", message)
 
 
+def test_activations_of_another_shape_than_before(found: dict[str, list[dict[str, Any]]]) -> None:
+    message = "stage 0 sends 2x6x16 torch.float32 for microbatch 0, but 2x8x16 torch.float32"
+    check(found["shorter"], CASES["shorter"], "ValueError", message)
+
+
+def test_ranks_that_built_another_model(found: dict[str, list[dict[str, Any]]]) -> None:
+    for said in found["other model"]:
+        assert said["kind"] == "ValueError", said
+        assert said["message"].startswith("rank 1 has built another model than rank 0"), said
+
+
 @pytest.mark.parametrize("where", ["shuffled", "shuffled validation"])
 def test_ranks_of_a_copy_that_see_other_data(
     where: str, found: dict[str, list[dict[str, Any]]]
