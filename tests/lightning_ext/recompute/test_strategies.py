@@ -32,9 +32,7 @@ def test_two_ranks(tmp_path: Path) -> None:
             assert result["same"], (kind, rank)
             assert result["steps"] == {"ddp": 5, "fsdp": 5, "pipeline": 20 * rank * 2}[kind]
             assert result["extra"] > 0
-            # The buffers in which a later stage receives stay, for each of the 4 microbatches.
-            buffers = 3 * 2 * 16 * 32 * 4 if kind == "pipeline" and rank else 0
-            measured = result["measured"] - buffers
+            measured = result["measured"]
             assert result["predicted"] * 0.95 <= measured <= result["predicted"], (kind, rank)
 
 
