@@ -31,7 +31,7 @@ def module_infos(root: nn.Module) -> list[ModuleInfo]:
         kind, rows, columns = "other", 0, 0
         if type(module) is nn.Linear:
             kind, rows, columns = "linear", module.out_features, module.in_features
-        elif type(module) is nn.Embedding:
+        elif _is_plain_embedding(module):
             kind, rows, columns = "embedding", module.num_embeddings, module.embedding_dim
         elif isinstance(module, nn.Sequential):
             kind = "sequential"
@@ -42,6 +42,11 @@ def module_infos(root: nn.Module) -> list[ModuleInfo]:
             )
         )  # fmt: skip
     return infos
+
+
+def _is_plain_embedding(module: nn.Module) -> bool:
+    """Whether DTensor can split it: not what writes to its weight, or has sparse gradients."""
+    return type(module) is nn.Embedding and module.max_norm is None and not module.sparse
 
 
 def _number(module: nn.Module, names: Iterable[str]) -> int | None:

@@ -14,6 +14,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_map_only
 
 _SPLIT = (torch.split, Tensor.split, torch.chunk, Tensor.chunk)
+# What DTensor does wrongly (statistics that are written to), in minutes (attention whose heads are
+# not split, which it takes apart), or not at all in the backward pass.
+_WHOLE = (
+    F.prelu, F.scaled_dot_product_attention, F.multi_head_attention_forward,
+    F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm,
+)  # fmt: skip
 _VIEW = (Tensor.view, Tensor.reshape, torch.reshape, Tensor.unflatten, torch.unflatten)
 
 
@@ -45,6 +51,8 @@ class Region(TorchFunctionMode):
             done = _attention(func, args, kwargs)
             if done is not None:
                 return done
+        if func in _WHOLE:
+            return self.on_whole(func, args, kwargs)
         first = args[0] if args else None
         sections = _sections_of(first)
         if sections > 1 and isinstance(first, DTensor):
@@ -53,14 +61,38 @@ class Region(TorchFunctionMode):
                 return done
             if not _asks(func):
                 args = (in_order(first, sections), *args[1:])
-        args, kwargs = tree_map_only(Tensor, self.whole, (args, kwargs))
-        return func(*args, **kwargs)
+        split = tree_map_only(Tensor, self.whole, (args, kwargs))
+        try:
+            return tree_map_only(DTensor, _summed, func(*split[0], **split[1]))
+        except NotImplementedError:  # DTensor does not know it
+            return self.on_whole(func, args, kwargs)
+
+    def on_whole(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What a function makes of whole tensors, the same on all ranks."""
+        args, kwargs = tree_map_only(DTensor, gathered, (args, kwargs))
+        return tree_map_only(Tensor, self.whole, func(*args, **kwargs))
 
     def whole(self, tensor: Tensor) -> Tensor:
         """A tensor that is the same on all ranks, as DTensor."""
         if isinstance(tensor, DTensor):
             return tensor
         return DTensor.from_local(tensor, self.mesh, [Replicate()], run_check=False)
+
+
+def _summed(tensor: DTensor) -> DTensor:
+    """Add up what each rank has a part of, as few operations know what to do with parts."""
+    if tensor.placements[0].is_partial():
+        return tensor.redistribute(placements=[Replicate()])
+    return tensor
+
+
+def gathered(tensor: DTensor) -> Tensor:
+    """The whole of a tensor on every rank."""
+    if (sections := _sections_of(tensor)) > 1:
+        tensor = in_order(tensor, sections)
+    return tensor.redistribute(placements=[Replicate()]).to_local()
 
 
 def set_sections(tensor: DTensor, sections: int) -> None:
@@ -176,11 +208,6 @@ def make_region(module: nn.Module, mesh: DeviceMesh) -> None:
     def enter(tensor: Tensor) -> Tensor:
         return mode.whole(tensor) if tensor.is_floating_point() else tensor
 
-    def leave(tensor: DTensor) -> Tensor:
-        if (sections := _sections_of(tensor)) > 1:
-            tensor = in_order(tensor, sections)
-        return tensor.redistribute(placements=[Replicate()]).to_local()
-
     def split_forward(*args: Any, **kwargs: Any) -> Any:
         # Inside a surrounding region tensors are split already and stay so.
         inner = tree_any(lambda x: isinstance(x, DTensor), (args, kwargs))
@@ -188,6 +215,6 @@ def make_region(module: nn.Module, mesh: DeviceMesh) -> None:
             return forward(*args, **kwargs)
         with mode:
             args, kwargs = tree_map_only(Tensor, enter, (args, kwargs))
-            return tree_map_only(DTensor, leave, forward(*args, **kwargs))
+            return tree_map_only(DTensor, gathered, forward(*args, **kwargs))
 
     module.forward = split_forward

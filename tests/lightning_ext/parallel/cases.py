@@ -13,13 +13,21 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lightning_ext import LayerwiseLRDecay, PredictiveEarlyStopping
 from tests.lightning_ext.parallel.models import HEADS, Elaborate, Module
-from tests.lightning_ext.parallel.oddities import Biased, Careless, Extreme, Flat, Noisy, Thawed
+from tests.lightning_ext.parallel.oddities import (
+    Biased,
+    Careless,
+    Extreme,
+    Flat,
+    Mixed,
+    Noisy,
+    Thawed,
+)
 from tests.lightning_ext.parallel.unmodified import Bert, Demo, Sequential
 
 KINDS = {
     "masked": Elaborate, "sequential": Sequential, "bert": Bert, "demo": Demo, "flat": Flat,
     "noisy": Noisy, "biased": Biased, "thawed": Thawed, "extreme": Extreme,
-    "careless": Careless,
+    "careless": Careless, "mixed": Mixed,
 }  # fmt: skip
 
 
@@ -130,6 +138,7 @@ QUICK = {
     "bert": Case("bert", SPLIT, CLIP | ONCE),
     "demo": Case("demo", TWO, CLIP | ONCE, blocks=2),
     "learned biases of attention": Case("biased", {"tensor": 2}, CLIP, blocks=2),
+    "whole layers in between": Case("mixed", {"tensor": 4}, CLIP, blocks=2),
     "layers that are trained later": Case(
         "thawed", {**TWO, "layers_per_stage": [2, 4]}, CLIP | {"accumulate_grad_batches": 2}
     ),

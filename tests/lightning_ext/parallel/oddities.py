@@ -81,6 +81,39 @@ class Biased(Module):
         return model
 
 
+class Beside(nn.Module):
+    """Layers that are not split beside two that are, and between them."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.self_attn = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.linear1, self.linear2 = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.rnn, self.norm = nn.GRU(width, width, batch_first=True), nn.BatchNorm1d(LENGTH)
+        self.act = nn.PReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.self_attn(x, x, x, need_weights=False)[0] + self.rnn(x)[0]
+        return x + self.linear2(self.act(self.norm(self.linear1(x))))
+
+
+class Stack(nn.Module):
+    """Its embedding, of a known name, writes to its weight."""
+
+    def __init__(self, width: int, blocks: int, heads: int) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(VOCABULARY, width, max_norm=1.0)
+        inside = (Beside(width, heads) for _ in range(blocks))
+        self.h = nn.Sequential(*inside, nn.Linear(width, VOCABULARY))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.h(self.wte(x))
+
+
+class Mixed(Module):
+    def made(self, kind: str, blocks: int, heads: int) -> Stack:
+        return Stack(4 * heads, blocks, heads)
+
+
 class Thawed(Module):
     """Trains its first layers, all of the first stage, from the second epoch on."""
 
