@@ -57,6 +57,7 @@ __all__ = [
     "is_lightning_class",
     "is_of_parameter",
     "isolate_rng",
+    "keep_samplers",
     "logged_at",
     "made_late",
     "metrics_of",
@@ -70,6 +71,7 @@ __all__ = [
     "subprocess_launcher",
     "syncs_batchnorm",
     "version_of",
+    "with_sampler",
     "wrap_steps",
 ]
 
@@ -95,7 +97,7 @@ def is_lightning_class(value: Any, path: str) -> bool:
     """
     module, _, name = path.rpartition(".")
     loaded = (sys.modules.get(f"{package}.{module}") for package in _NAMES)
-    return isinstance(value, tuple(getattr(m, name) for m in loaded if m is not None))
+    return isinstance(value, tuple(getattr(m, name, ()) for m in loaded if m is not None))
 
 
 def batch_value(metric: Any) -> Any:
@@ -211,6 +213,31 @@ def is_compiled_in_place(module: Any) -> bool:
     return bool(
         getattr(module, "_compiled_call_impl", None) or getattr(module, "_compiler_ctx", None)
     )
+
+
+def keep_samplers(trainer: Trainer) -> bool:
+    """Let a trainer leave samplers as they are.
+
+    Args:
+        trainer: Before it asks for data.
+
+    Returns:
+        Whether it was built with `use_distributed_sampler=True`, its default.
+    """
+    connector = trainer._accelerator_connector
+    placed = bool(connector.use_distributed_sampler)
+    connector.use_distributed_sampler = False
+    return placed
+
+
+def with_sampler(loader: Any, sampler: Any) -> Any:
+    """A DataLoader as it is, with another sampler.
+
+    Args:
+        loader: A DataLoader.
+        sampler: For it.
+    """
+    return import_module(f"{pl.__name__}.utilities.data")._update_dataloader(loader, sampler)
 
 
 def callbacks_of(trainer: Trainer) -> list[Any]:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,11 +15,12 @@ from torch.distributed.tensor import DTensor
 
 from lightning_ext import _compat
 from lightning_ext._compat import ParallelStrategy, Trainer
-from lightning_ext.parallel import checkpoint as checkpoint_of
-from lightning_ext.parallel import transport
+from lightning_ext.parallel import loaders, transport
 from lightning_ext.parallel.arguments import check_arguments, check_others
 from lightning_ext.parallel.buffers import Buffers
-from lightning_ext.parallel.checks import check_supported, share_model
+from lightning_ext.parallel.calls import answer_calls
+from lightning_ext.parallel.checkpoint import Divided
+from lightning_ext.parallel.checks import check_callbacks, check_supported, share_model
 from lightning_ext.parallel.division import check_undivided, divide, one_by_one
 from lightning_ext.parallel.engine import Engine
 from lightning_ext.parallel.faults import Faults, guarded
@@ -28,9 +28,8 @@ from lightning_ext.parallel.gradients import clip_together, gradients_of
 from lightning_ext.parallel.mesh import Mesh, connect
 from lightning_ext.parallel.parts import Pipeline, PipelinePart
 from lightning_ext.parallel.split import drop_foreign, owners, split_tensors
-from lightning_ext.parallel.summary import summary
+from lightning_ext.parallel.summary import summary, warn_of_whole
 from strategies.parallel import Layout, TensorPlan
-from strategies.parallel.tensor import TensorRule
 
 
 class ThreeDParallelStrategy(ParallelStrategy):
@@ -103,10 +102,10 @@ class ThreeDParallelStrategy(ParallelStrategy):
         self.mesh: Mesh | None = None
         self.plan = TensorPlan()
         self.faults = Faults()
+        self._shuffles = False  # what Lightning would, where all ranks see all data
         self._engine: Engine | None = None
+        self._divided: Divided | None = None
         self._buffers: Buffers | None = None
-        self._rules: dict[str, TensorRule] = {}
-        self._stages: dict[str, tuple[int, ...]] = {}
 
     def __repr__(self) -> str:
         names = ("pipeline", "tensor", "data", "microbatches", "schedule")
@@ -126,7 +125,7 @@ class ThreeDParallelStrategy(ParallelStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether Lightning has to give each copy of the model its own samples."""
+        """Whether there are several processes."""
         return self.num_nodes * self.num_processes > 1
 
     @property
@@ -155,6 +154,9 @@ class ThreeDParallelStrategy(ParallelStrategy):
         layout, environment = self.layout, self.cluster_environment
         assert environment is not None
         if self.lightning_module is not None:
+            if layout.data == 1:
+                self._shuffles |= _compat.keep_samplers(self._trainer)
+            check_callbacks(self._trainer, self.pipeline)
             self._check_early(self.lightning_module)
         super().setup_environment()
         self.set_world_ranks()
@@ -202,7 +204,7 @@ class ThreeDParallelStrategy(ParallelStrategy):
         self.model_to_device()
         if trainer.state.fn == "fit":
             self.setup_optimizers(trainer)
-            if self._rules:
+            if self._divided is not None and self._divided.rules:
                 one_by_one(self.optimizers)
         self.setup_precision_plugin()
         assert self._engine is not None
@@ -217,30 +219,31 @@ class ThreeDParallelStrategy(ParallelStrategy):
             module, mesh.layout, pipeline, stages, self.plan, self.schedule, self.microbatches
         )
         _compat.rank_zero_info(f"ThreeDParallelStrategy: {told}")
+        warn_of_whole(self.plan, self.tensor)
         share_model(module, mesh)
-        self._stages = owners(module, stages)
-        drop_foreign(module, self._stages, mesh.stage)
+        stages_of = owners(module, stages)
+        drop_foreign(module, stages_of, mesh.stage)
         self.precision_plugin.convert_module(module)
         self.model_to_device()
-        self._rules = split_tensors(module, self.plan, mesh) if self.tensor > 1 else {}
+        rules = split_tensors(module, self.plan, mesh) if self.tensor > 1 else {}
         seed = int(os.environ.get("PL_GLOBAL_SEED") or torch.initial_seed() % 2**31)
         with self.faults.connecting():
-            gradients = gradients_of(module, self._stages, mesh)
+            gradients = gradients_of(module, stages_of, mesh)
         self._engine = Engine(
             mesh, module, pipeline, stages[mesh.stage], gradients, self.schedule,
             self.microbatches, transport.share(seed, 0), self.faults,
         )  # fmt: skip
-        self._buffers = Buffers(module, self._stages, mesh, self.faults)
-        last = (mesh.layout.pipeline - 1,)
-        self._stages |= dict.fromkeys(self._engine.metrics.states(), last)
+        if pipeline is not None:
+            answer_calls(pipeline.module, pipeline.name, self._engine.call)
+        self._buffers = Buffers(module, stages_of, mesh, self.faults)
+        states = dict.fromkeys(self._engine.metrics.states(), (mesh.layout.pipeline - 1,))
+        self._divided = Divided(module, stages_of | states, rules, mesh)
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Workers of all ranks that see the same data draw the same random numbers."""
-        seeded = int(os.environ.get("PL_SEED_WORKERS", "0"))
-        if seeded and getattr(dataloader, "worker_init_fn", "none") is None:
-            rank = self.layout.coordinates(self.global_rank).data
-            dataloader.worker_init_fn = partial(_compat.seed_worker, rank=rank)
-        return dataloader
+        """All ranks of a copy of the model see the same, in the same order."""
+        if self._shuffles:
+            dataloader = loaders.shuffled_alike(dataloader)
+        return loaders.alike(dataloader, self.layout.coordinates(self.global_rank).data)
 
     def model_to_device(self) -> None:
         """Move what this rank holds."""
@@ -344,20 +347,18 @@ class ThreeDParallelStrategy(ParallelStrategy):
     @guarded
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The model as one process would save it, on rank zero; what is here, on the others."""
-        assert self.mesh is not None
-        assert self.lightning_module is not None
         assert self._buffers is not None
+        assert self._divided is not None
         self._buffers.share()
-        state = self.lightning_module.state_dict()
-        return checkpoint_of.whole_state(state, self._stages, self._rules, self.mesh)
+        return self._divided.whole_state()
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Take from the state of a whole model what belongs here."""
         assert self.lightning_module is not None
         module, state = self.lightning_module, checkpoint["state_dict"]
         if self._engine is not None and self._engine.root is module:
-            assert self.mesh is not None
-            state = checkpoint_of.pieces(state, module, self._rules, self.mesh)
+            assert self._divided is not None
+            state = self._divided.pieces(state)
         else:
             # Lightning loads before it converts, which would round what is in double precision.
             self.precision_plugin.convert_module(module)
@@ -368,24 +369,18 @@ class ThreeDParallelStrategy(ParallelStrategy):
     @guarded
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """The state of an optimizer as one process would save it, on rank zero."""
-        assert self.mesh is not None
-        return checkpoint_of.whole_optimizer(optimizer, self._names(), self._rules, self.mesh)
+        assert self._divided is not None
+        return self._divided.whole_optimizer(optimizer)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Take from the state of whole optimizers what belongs here."""
-        assert self.mesh is not None
-        names, rules, mesh = self._names(), self._rules, self.mesh
+        assert self._divided is not None
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            own = checkpoint_of.optimizer_pieces(optimizer, state, names, rules, mesh)
-            optimizer.load_state_dict(own)
-
-    def _names(self) -> dict[int, str]:
-        assert self.lightning_module is not None
-        return {id(p): name for name, p in self.lightning_module.named_parameters()}
+            optimizer.load_state_dict(self._divided.optimizer_pieces(optimizer, state))
 
     def on_exception(self, exception: BaseException) -> None:
         """Do not leave the other ranks waiting for this one."""
-        if isinstance(exception, Exception) and (reason := self.faults.tell(exception)):
+        if reason := self.faults.tell(exception):
             exception.add_note(reason)
 
     def teardown(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -47,8 +48,8 @@ def inputs_of(
         except _Stopped:
             return seen[0]
     raise RuntimeError(
-        f"the step never calls {_named(name)}; pass the module that it does call as "
-        "pipeline_module="
+        f"the step ended without calling {_named(name)}; pass the module that it does call as "
+        "pipeline_module=, and note that a step on several ranks cannot skip a batch"
     )
 
 
@@ -72,6 +73,27 @@ def with_output(module: nn.Module, name: str, output: Any, step: Callable[[], An
 
     with _replaced(module, "forward", forward):
         return step()
+
+
+def answer_calls(module: nn.Module, name: str, run: Callable[..., Any]) -> None:
+    """Let the stages answer calls of the pipelined module outside of steps, as for sampling.
+
+    Args:
+        module: The pipelined one.
+        name: Of it.
+        run: The stages, with the arguments of a call; all ranks of a copy have to call it.
+    """
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{_named(name)} is divided into stages, so that outside of "
+                "training_step its output has no gradient; call it under torch.no_grad(), on "
+                "all ranks with the same inputs"
+            )
+        return run(args, kwargs)
+
+    object.__setattr__(module, "forward", forward)
 
 
 def _named(name: str) -> str:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lightning_ext._compat import syncs_batchnorm
+from lightning_ext import _compat
 from lightning_ext.parallel.mesh import Mesh
 
 
@@ -36,11 +36,26 @@ def check_supported(strategy: Any) -> None:
     """
     if getattr(strategy.precision_plugin, "scaler", None) is not None:
         raise ValueError("precision='16-mixed' is not supported; pass 'bf16-mixed'")
-    if syncs_batchnorm(strategy):
+    if _compat.syncs_batchnorm(strategy):
         raise ValueError(
             "sync_batchnorm=True is not supported: batch norm takes the statistics of each "
             "microbatch; leave it False, or use norms that do not depend on the batch"
         )
+
+
+def check_callbacks(trainer: Any, stages: int) -> None:
+    """Refuse callbacks that average weights, as no stage has all of them.
+
+    Raises:
+        ValueError: There is one, and there are several stages.
+    """
+    for name in ("StochasticWeightAveraging", "WeightAveraging"):
+        for callback in _compat.callbacks_of(trainer) if stages > 1 else ():
+            if _compat.is_lightning_class(callback, f"callbacks.{name}"):
+                raise ValueError(
+                    f"{type(callback).__name__} is not supported with pipeline={stages}, as no "
+                    "rank has the whole model; leave it out, or pass pipeline=1"
+                )
 
 
 def share_model(module: nn.Module, mesh: Mesh) -> None:

@@ -15,6 +15,11 @@ _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
 _OPAQUE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
+def closed_attention(root: nn.Module) -> list[str]:
+    """Paths of the attention layers that cannot be split from outside."""
+    return [path for path, m in root.named_modules() if isinstance(m, nn.MultiheadAttention)]
+
+
 def module_infos(root: nn.Module) -> list[ModuleInfo]:
     """All modules that may be split over the tensor axis."""
     infos: list[ModuleInfo] = []
@@ -26,8 +31,9 @@ def module_infos(root: nn.Module) -> list[ModuleInfo]:
         if isinstance(module, _OPAQUE):
             closed.append(path)
             continue
-        weight = getattr(module, "weight", None)
-        tied = first.setdefault(id(weight), path) if isinstance(weight, nn.Parameter) else path
+        # Not `module.weight`, which may compute one.
+        weight = dict(module.named_parameters(recurse=False)).get("weight")
+        tied = path if weight is None else first.setdefault(id(weight), path)
         kind, rows, columns = "other", 0, 0
         if type(module) is nn.Linear:
             kind, rows, columns = "linear", module.out_features, module.in_features

@@ -58,7 +58,11 @@ def divide(
             counts = checked_counts(layers, stages, pipeline.names)
         held = [list(pipeline.parts[b:e]) for b, e in bounds(counts)]
     roots = describe.roots_of(module, pipeline.parts) if pipeline else [""]
-    return pipeline, held, tensor_plan(describe.module_infos(module), pieces, patterns, roots)
+    plan = tensor_plan(describe.module_infos(module), pieces, patterns, roots)
+    if pieces > 1:
+        why = "nn.MultiheadAttention is not split, each rank computes all of it"
+        plan.left |= dict.fromkeys(describe.closed_attention(module), why)
+    return pipeline, held, plan
 
 
 def one_by_one(optimizers: Sequence[Any]) -> None:

@@ -127,7 +127,7 @@ class Engine:
             schedule.step(index=index, target=index, return_outputs=False)
         except Exception as error:
             # torch reports what a stage raises as an error of its own.
-            failed = step.error or error
+            failed = step.error or _cause(error)
         self._step = None
         if failed is not None:
             raise failed
@@ -235,13 +235,23 @@ class Engine:
         self, step: Callable[[Any], Any], batch: Any, pipeline: Pipeline, seed: int
     ) -> Any:
         module, name = pipeline.module, pipeline.name
-        inputs = Inputs()
         # What is logged before the call is logged when the step runs as a whole.
         with Record(self.metrics.path_of).of(self.root):
             own = microbatches.copied(batch)
             args, kwargs = calls.inputs_of(module, name, lambda: step(own))
-        if self.needs_inputs:
-            inputs = pipeline.bind(args, kwargs)
+        output = self._through(pipeline, args, kwargs)
+        microbatches.seed(seed)
+        return calls.with_output(module, name, output, lambda: step(batch))
+
+    @guarded
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The output of the pipelined module outside of a step, on every stage."""
+        assert self.pipeline is not None
+        return self._through(self.pipeline, args, kwargs)
+
+    def _through(self, pipeline: Pipeline, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One stage after the other; the output of the last is shared."""
+        inputs = pipeline.bind(args, kwargs) if self.needs_inputs else Inputs()
         state: tuple[Tensor, ...] = ()
         if not self.mesh.first:
             before = self.mesh.stage_rank(self.mesh.stage - 1)
@@ -250,9 +260,7 @@ class Engine:
         if not self.mesh.last:
             transport.send(output, self.mesh.stage_rank(self.mesh.stage + 1), self.mesh.pipeline)
         source = self.mesh.stage_rank(self.mesh.layout.pipeline - 1)
-        output = transport.share_output(output, source, self.mesh.pipeline, self.mesh.device)
-        microbatches.seed(seed)
-        return calls.with_output(module, name, output, lambda: step(batch))
+        return transport.share_output(output, source, self.mesh.pipeline, self.mesh.device)
 
 
 class _Step:
@@ -350,6 +358,11 @@ class _Stage(nn.Module):
     def forward(self, *state: Tensor, index: Tensor) -> Any:
         """Run the microbatch with this index."""
         return self.run(int(index), state)
+
+
+def _cause(error: Exception) -> Exception:
+    """What torch tells as an error of its own when a backward pass fails."""
+    return error.__cause__ if isinstance(error.__cause__, Exception) else error
 
 
 def _trainer_of(root: Any) -> Any:

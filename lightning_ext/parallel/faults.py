@@ -32,6 +32,8 @@ class Faults:
     find the reason, and do the same.
     """
 
+    _ended: Any = None  # the store of a process group whose connections are shut
+
     def __init__(self) -> None:
         self.rank, self.world, self.place = 0, 1, ""
         self.failed = False
@@ -55,7 +57,16 @@ class Faults:
 
     @contextmanager
     def connecting(self) -> Iterator[None]:
-        """What is opened in here are connections to other ranks."""
+        """What is opened in here are connections to other ranks.
+
+        Raises:
+            RuntimeError: Those that there are have been closed, as an earlier run has failed.
+        """
+        if dist.is_initialized() and _compat.default_store() is Faults._ended:
+            raise RuntimeError(
+                "an earlier run has failed, and its connections are closed; start the processes "
+                "again, or call torch.distributed.destroy_process_group() on all of them"
+            )
         before = _open_sockets()
         yield
         self._sockets |= dict(_open_sockets().items() - before.items())
@@ -84,13 +95,14 @@ class Faults:
         """
         if self.failed or self.world == 1 or self._store is None:
             return None
-        self.failed = True
+        self.failed, Faults._ended = True, self._store
         reason, first = None, False
         try:
             if _lost_connection(error):
                 reason = self._heard()
             else:
-                what = f"rank {self.rank} ({self.place}): {type(error).__name__}: {error}"
+                _explain(error)
+                what = f"rank {self.rank} ({self.place}): {_in_words(error)}"
                 found = self._store.compare_set(_KEY, "", what[:_LONGEST])
                 first = found.decode() == what[:_LONGEST]
             self._shut()
@@ -134,6 +146,24 @@ def guarded(method: Method) -> Method:
             return method(self, *args, **kwargs)
 
     return shared  # type: ignore[return-value]
+
+
+def _in_words(error: BaseException) -> str:
+    try:
+        said = str(error).strip()
+    except Exception:  # of the user's own class
+        said = "(its message cannot be read)"
+    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {said}{notes}"
+
+
+def _explain(error: BaseException) -> None:
+    """Say what torch cannot know: a tensor without memory belongs to another stage."""
+    if isinstance(error, (RuntimeError, NotImplementedError)) and "meta" in _in_words(error):
+        error.add_note(
+            "parameters and buffers of other stages have no values here (they are on the meta "
+            "device); use them inside the parts of the pipelined module, not around its call"
+        )
 
 
 def _lost_connection(error: BaseException) -> bool:

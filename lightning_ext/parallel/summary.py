@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from lightning_ext import _compat
 from lightning_ext.parallel import describe
 from lightning_ext.parallel.parts import Pipeline, PipelinePart, parameters_of
 from strategies.parallel import Layout, TensorPlan, timeline
@@ -51,6 +52,21 @@ def summary(
             f"the time; at most {max(expected.peak_in_flight)} in flight"
         )
     return "\n".join(lines)
+
+
+def warn_of_whole(plan: TensorPlan, size: int) -> None:
+    """Say what the tensor axis does not make smaller."""
+    if size > 1 and not plan.rules:
+        _compat.rank_zero_warn(
+            f"tensor={size} splits nothing of this model, so that its ranks do the same work; "
+            f"name layers with tensor_plan=, or pass tensor=1{_because(plan)}"
+        )
+    elif size > 1 and plan.left:
+        _compat.rank_zero_warn(f"tensor={size}: each rank holds all of{_because(plan)}")
+
+
+def _because(plan: TensorPlan) -> str:
+    return "".join(f"\n  {path}: {why}" for path, why in plan.left.items())
 
 
 def _stage_rows(

@@ -33,6 +33,8 @@ class Broken(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.module.maybe("stage")
+        if x.requires_grad:
+            x.register_hook(lambda _: self.module.maybe("backward"))
         return self.inner(x)
 
 
@@ -62,7 +64,13 @@ class Failing(Module):
         return super().step(batch)
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        if self.where == "interrupt" and dist.get_rank() in self.ranks and self.global_step == 2:
+            self.at = time.time()
+            raise KeyboardInterrupt
         loss = super().training_step(batch, batch_idx)
+        if self.where == "penalty" and self.global_step == 2:
+            self.at = time.time()
+            loss = loss + sum(p.square().sum() for p in self.parameters())
         self.maybe("training_step")
         if self.where == "twice" and self.global_step == 2:
             self.at = time.time()
@@ -96,6 +104,9 @@ class Failing(Module):
 CASES: dict[str, tuple[int, ...]] = {
     "training_step": (3,),
     "stage": (0,),
+    "backward": (1,),
+    "penalty": (2, 3),
+    "interrupt": (1,),
     "twice": (2, 3),
     "validation": (1,),
     "hook": (2,),
@@ -116,14 +127,30 @@ def attempt(where: str, ranks: tuple[int, ...]) -> dict[str, Any]:
     )  # fmt: skip
     try:
         trainer.fit(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
         return {
             "kind": type(error).__name__, "frames": frames,
             "message": "; ".join([*getattr(error, "__notes__", ()), str(error)]),
-            "raised": module.at, "caught": time.time(),
+            "raised": module.at, "caught": time.time(), "again": again(where),
         }  # fmt: skip
     return {"kind": "nothing"}
+
+
+def again(where: str) -> str:
+    """What a second fit says after the first has failed."""
+    if where != "hook":
+        return ""
+    strategy = ThreeDParallelStrategy(**LAYOUT)
+    trainer = pl.Trainer(
+        devices=4, accelerator="cpu", strategy=strategy, logger=False, enable_progress_bar=False,
+        enable_checkpointing=False, enable_model_summary=False,
+    )  # fmt: skip
+    try:
+        trainer.fit(Module("gpt2", blocks=1))
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
 
 
 def main(folder: Path, ports: list[str]) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.lightning_ext.parallel.models import LENGTH, VOCABULARY, Attention, Module
+from tests.lightning_ext.parallel.models import LENGTH, VOCABULARY, Attention, Module, tokens
 
 HIDDEN = 6
 
@@ -138,12 +138,16 @@ class Extreme(Module):
         return super().made("gpt2", blocks, heads)
 
     def training_step(self, batch: list[Tensor]) -> Tensor:  # type: ignore[override]
-        tokens, targets = batch[0][:, :-1], batch[0][:, 1:]
-        logits = self.model(tokens)
+        targets = batch[0][:, 1:]
+        logits = self.model(batch[0][:, :-1])
         for name, how in (("min", torch.amin), ("max", torch.amax), ("sum", torch.sum)):
             value = how(logits.detach())
             self.log(name, value, reduce_fx=name, sync_dist=True, on_step=True, on_epoch=True)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def on_validation_epoch_end(self) -> None:
+        """Uses the model outside of a step."""
+        self.log("sampled", self.model(tokens(2)[:, :-1]).square().mean(), sync_dist=True)
 
     def validation_step(self, batch: list[Tensor]) -> None:  # type: ignore[override]
         self.log("items", float(len(batch[0])), reduce_fx="sum", sync_dist=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from lightning_ext import ThreeDParallelStrategy
 from lightning_ext.parallel.mesh import Mesh
-from tests.lightning_ext.parallel.cases import CASES, QUICK, Case, everything
+from tests.lightning_ext.parallel.cases import CASES, QUICK, SPLIT, Case, everything
 from tests.lightning_ext.parallel.models import WIDTH
 
 _MESHES: dict[tuple[int, int], Mesh | None] = {}
@@ -141,7 +142,34 @@ def noise(folder: Path) -> None:
     save({"state": state, "ranks": everybody}, folder / "noise.pt")
 
 
-JOBS = {"resume": resume, "callbacks": with_callbacks, "dropout": dropout, "noise": noise}
+def divided(folder: Path) -> None:
+    """What a divided module says when it is used by itself."""
+    case = Case("gpt2", SPLIT, {"max_epochs": 1}, blocks=1)
+    strategy, module = strategy_of(case), case.module()
+    case.trainer(devices=4, strategy=strategy).fit(module)
+    with warnings.catch_warnings(record=True) as own:
+        warnings.simplefilter("always")
+        strategy.lightning_module_state_dict()
+    said = []
+    for part in (module, module.model):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            part.state_dict()
+        said.append([str(w.message) for w in found])
+    try:
+        module.model(torch.zeros(1, 2, dtype=torch.long))
+    except RuntimeError as error:
+        called = str(error)
+    save(of_all((len(own), said, called)), folder / "divided.pt")
+
+
+JOBS = {
+    "divided": divided,
+    "resume": resume,
+    "callbacks": with_callbacks,
+    "dropout": dropout,
+    "noise": noise,
+}
 
 
 def main(folder: Path, names: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,15 @@ def test_callbacks_act_as_on_one_process(quick: Path, tmp_path: Path) -> None:
 def test_ranks_that_share_tensors_drop_the_same_units(quick: Path) -> None:
     first, *others = read(quick, "dropout")
     assert all(torch.equal(other, first) for other in others)
+
+
+def test_a_divided_module_says_that_it_is(quick: Path) -> None:
+    ranks = read(quick, "divided")
+    assert {own for own, _, _ in ranks} == {0}
+    assert all(len(messages) == 1 for messages in ranks[0][1])
+    assert all("holds only what this rank has" in m for m in chain(*ranks[0][1]))
+    for _, _, called in ranks:
+        assert called.startswith("the pipelined module 'model' is divided into stages")
 
 
 class TestNoise:

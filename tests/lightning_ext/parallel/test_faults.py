@@ -55,10 +55,28 @@ def check(ranks: Sequence[dict[str, Any]], guilty: Sequence[int], kind: str, mes
             assert any(said["message"].startswith(reason) for reason in reasons), said
 
 
-@pytest.mark.parametrize("where", ["training_step", "stage", "validation", "hook"])
+@pytest.mark.parametrize("where", ["training_step", "stage", "backward", "validation", "hook"])
 def test_an_error_of_the_user(where: str, found: dict[str, list[dict[str, Any]]]) -> None:
     check(found[where], CASES[where], "KeyError", f"'{where} went wrong'")
     assert found[where][CASES[where][0]]["frames"][-1] == "maybe"  # its own traceback
+
+
+def test_parameters_of_other_stages_in_a_loss(found: dict[str, list[dict[str, Any]]]) -> None:
+    check(found["penalty"], CASES["penalty"], "NotImplementedError", "Cannot copy out of meta")
+    for said in found["penalty"]:
+        assert "of other stages have no values here" in said["message"]
+
+
+def test_a_process_that_is_interrupted(found: dict[str, list[dict[str, Any]]]) -> None:
+    ranks = found["interrupt"]
+    assert ranks[1]["kind"] == "SystemExit"  # Lightning's way
+    for rank in (0, 2, 3):
+        assert ranks[rank]["message"].startswith("rank 1 (stage 0): KeyboardInterrupt"), ranks
+
+
+def test_a_second_fit_after_a_failure(found: dict[str, list[dict[str, Any]]]) -> None:
+    for said in found["hook"]:
+        assert said["again"].startswith("an earlier run has failed"), said
 
 
 def test_a_step_that_calls_the_model_twice(found: dict[str, list[dict[str, Any]]]) -> None:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import random
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.plugins import Precision
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
+from torch.utils.data import DataLoader
 
 from lightning_ext import PipelinePart, ThreeDParallelStrategy
 from lightning_ext._best_weights import require_whole_model
 from lightning_ext.parallel.calls import inputs_of, with_output
-from lightning_ext.parallel.division import check_undivided
+from lightning_ext.parallel.division import check_undivided, divide
 from lightning_ext.parallel.logs import combined_outputs
 from lightning_ext.parallel.microbatches import batch_size, chunks, count_for, kept, mixed, seed
 from lightning_ext.parallel.parts import find_pipeline
 from lightning_ext.parallel.split import drop_foreign
-from lightning_ext.parallel.summary import summary
+from lightning_ext.parallel.summary import summary, warn_of_whole
 from strategies.parallel import Layout
 from tests.lightning_ext.parallel.models import Module
 
@@ -34,11 +37,13 @@ class Manual(Module):
         self.automatic_optimization = False
 
 
-def check(devices: int, arguments: dict[str, Any], module: pl.LightningModule) -> None:
+def check(
+    devices: int, arguments: dict[str, Any], module: pl.LightningModule, **options: Any
+) -> None:
     strategy = ThreeDParallelStrategy(**arguments)
-    pl.Trainer(
+    module.trainer = pl.Trainer(
         devices=devices, accelerator="cpu", strategy=strategy, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, **options
     )  # fmt: skip
     strategy.connect(module)
     strategy.setup_environment()
@@ -71,6 +76,87 @@ def test_sizes_and_names(devices: int, arguments: dict[str, Any], message: str) 
 def test_manual_optimization() -> None:
     with pytest.raises(ValueError, match="cannot run manual optimization"):
         check(2, {"data": 2}, Manual())
+
+
+def test_averages_of_weights() -> None:
+    with pytest.raises(ValueError, match="StochasticWeightAveraging is not supported with pipel"):
+        check(2, {"pipeline": 2}, Module(), callbacks=[StochasticWeightAveraging(0.1)])
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), "tensor=2 splits nothing of this model"),
+        (nn.TransformerEncoderLayer(4, 2), "nn.MultiheadAttention is not split, each rank compu"),
+    ],
+)
+def test_what_is_not_split_is_said(model: nn.Module, message: str) -> None:
+    module = pl.LightningModule()
+    module.model = model
+    with pytest.warns(UserWarning, match=message):
+        warn_of_whole(divide(module, 1, 2)[2], 2)
+
+
+def test_batch_norm_over_ranks() -> None:
+    with pytest.raises(ValueError, match="sync_batchnorm=True is not supported"):
+        check(2, {"pipeline": 2}, Module(), sync_batchnorm=True)
+
+
+class Shuffled(Module):
+    """Notes the order in which it sees its data."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__(blocks=1)
+        self.options, self.order = options, []
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.data(), batch_size=8, **self.options)
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        self.order += [tuple(row.tolist()) for row in batch[0]]
+        return self.step(batch[0])
+
+
+def order(options: dict[str, Any], **arguments: Any) -> list[Any]:
+    """Of the rows in two epochs."""
+    module = Shuffled(options)
+    pl.Trainer(
+        accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0, **arguments,
+    ).fit(module)  # fmt: skip
+    return module.order
+
+
+class TestOrder:
+    """Where all ranks see all data; here there is one rank, which takes the same way."""
+
+    @pytest.fixture(autouse=True)
+    def _end(self) -> Iterator[None]:
+        yield
+        torch.distributed.destroy_process_group()
+
+    def strategy(self) -> dict[str, Any]:
+        return {"strategy": ThreeDParallelStrategy(data=1), "devices": 1}
+
+    def test_what_is_not_shuffled_stays_in_order(self) -> None:
+        assert order({"shuffle": False}, **self.strategy()) == order({"shuffle": False}, devices=1)
+
+    def test_shuffled_by_seed_and_epoch_and_not_by_the_process(self) -> None:
+        torch.manual_seed(1)
+        first = order({"shuffle": True}, **self.strategy())
+        torch.manual_seed(2)
+        assert order({"shuffle": True}, **self.strategy()) == first
+        assert sorted(first[:32]) == sorted(first[32:]) != first[:32] != first[32:]
+
+    @pytest.mark.parametrize("how", ["generator", "off"])
+    def test_the_users_own_way_is_left_alone(self, how: str) -> None:
+        def options() -> dict[str, Any]:
+            own = {"generator": torch.Generator().manual_seed(3)} if how == "generator" else {}
+            torch.manual_seed(4)
+            return {"shuffle": True, **own}
+
+        left = {"use_distributed_sampler": False} if how == "off" else {}
+        assert order(options(), **left, **self.strategy()) == order(options(), devices=1)
 
 
 @pytest.mark.parametrize("pieces", [{"device": "meta"}, {}])
@@ -192,7 +278,7 @@ class TestCalls:
 
     def test_no_call_and_two(self) -> None:
         model = nn.Linear(2, 1)
-        with pytest.raises(RuntimeError, match="the step never calls the pipelined module 'model'"):
+        with pytest.raises(RuntimeError, match="ended without calling the pipelined"):
             inputs_of(model, "model", lambda: None)
         with pytest.raises(RuntimeError, match="calls the pipelined module 'model' more than once"):
             with_output(model, "model", 0, lambda: [model(1), model(1)])
