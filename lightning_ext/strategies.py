@@ -18,7 +18,7 @@ from lightning_ext._compat import ParallelStrategy, Trainer
 from lightning_ext.parallel import loaders, transport
 from lightning_ext.parallel.arguments import check_arguments, check_others
 from lightning_ext.parallel.buffers import Buffers
-from lightning_ext.parallel.calls import answer_calls
+from lightning_ext.parallel.calls import OnStages
 from lightning_ext.parallel.checkpoint import Divided
 from lightning_ext.parallel.checks import check_callbacks, check_supported, share_model
 from lightning_ext.parallel.division import check_undivided, divide, one_by_one
@@ -234,7 +234,8 @@ class ThreeDParallelStrategy(ParallelStrategy):
             self.microbatches, transport.share(seed, 0), self.faults,
         )  # fmt: skip
         if pipeline is not None:
-            answer_calls(pipeline.module, pipeline.name, self._engine.call)
+            answer = OnStages(pipeline.name, self._engine.call)
+            object.__setattr__(pipeline.module, "forward", answer)
         self._buffers = Buffers(module, stages_of, mesh, self.faults)
         states = dict.fromkeys(self._engine.metrics.states(), (mesh.layout.pipeline - 1,))
         self._divided = Divided(module, stages_of | states, rules, mesh)

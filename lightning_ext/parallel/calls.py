@@ -75,25 +75,31 @@ def with_output(module: nn.Module, name: str, output: Any, step: Callable[[], An
         return step()
 
 
-def answer_calls(module: nn.Module, name: str, run: Callable[..., Any]) -> None:
-    """Let the stages answer calls of the pipelined module outside of steps, as for sampling.
+class OnStages:
+    """Lets the stages answer calls of the pipelined module outside of steps, as for sampling.
 
     Args:
-        module: The pipelined one.
-        name: Of it.
+        name: Of the module.
         run: The stages, with the arguments of a call; all ranks of a copy have to call it.
     """
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def __init__(self, name: str, run: Callable[..., Any] | None) -> None:
+        self.name, self.run = name, run
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, None)  # a copy of the module has no other ranks
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the module."""
+        if self.run is None:
+            raise RuntimeError(f"{_named(self.name)} was copied on one of several stages")
         if torch.is_grad_enabled():
             raise RuntimeError(
-                f"{_named(name)} is divided into stages, so that outside of "
-                "training_step its output has no gradient; call it under torch.no_grad(), on "
-                "all ranks with the same inputs"
+                f"{_named(self.name)} is divided into stages, so that outside of training_step its "
+                "output has no gradient; call it under torch.no_grad(), on all ranks with the same "
+                "inputs"
             )
-        return run(args, kwargs)
-
-    object.__setattr__(module, "forward", forward)
+        return self.run(args, kwargs)
 
 
 def _named(name: str) -> str:

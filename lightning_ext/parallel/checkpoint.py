@@ -15,6 +15,20 @@ from lightning_ext.parallel.split import cut, joined
 from strategies.parallel.tensor import TensorRule
 
 
+class _Warning:
+    """Says that a state is not whole, unless it is asked for by us. Can be copied with a module."""
+
+    quiet = False
+
+    def __call__(self, *args: Any) -> None:
+        if not self.quiet:
+            _compat.rank_zero_warn(
+                "state_dict() of a model that ThreeDParallelStrategy has divided holds only what "
+                "this rank has; on all ranks call trainer.save_checkpoint(path), or "
+                "trainer.strategy.lightning_module_state_dict(), whose result on rank 0 is whole"
+            )
+
+
 class Divided:
     """A module of which this rank holds a part.
 
@@ -33,24 +47,17 @@ class Divided:
         mesh: Mesh,
     ) -> None:
         self.root, self.stages, self.rules, self.mesh = root, stages, rules, mesh
-        self._quiet = mesh.layout.pipeline * mesh.layout.tensor == 1
-        for module in (root, *root.children()):
-            module.register_state_dict_pre_hook(self._warn)
-
-    def _warn(self, *args: Any) -> None:
-        if not self._quiet:
-            _compat.rank_zero_warn(
-                "state_dict() of a model that ThreeDParallelStrategy has divided holds only what "
-                "this rank has; on all ranks call trainer.save_checkpoint(path), or "
-                "trainer.strategy.lightning_module_state_dict(), whose result on rank 0 is whole"
-            )
+        self._warning = _Warning()
+        if mesh.layout.pipeline * mesh.layout.tensor > 1:
+            for module in (root, *root.children()):
+                module.register_state_dict_pre_hook(self._warning)
 
     def _state(self) -> dict[str, Any]:
-        before, self._quiet = self._quiet, True
+        self._warning.quiet = True
         try:
             return self.root.state_dict()
         finally:
-            self._quiet = before
+            self._warning.quiet = False
 
     def _join(self, value: Any, name: str) -> Any:
         return joined(value.detach(), self.rules.get(name)) if isinstance(value, Tensor) else value

@@ -44,12 +44,12 @@ def check_supported(strategy: Any) -> None:
 
 
 def check_callbacks(trainer: Any, stages: int) -> None:
-    """Refuse callbacks that average weights, as no stage has all of them.
+    """Refuse callbacks that need all weights, as no stage has them.
 
     Raises:
         ValueError: There is one, and there are several stages.
     """
-    for name in ("StochasticWeightAveraging", "WeightAveraging"):
+    for name in ("StochasticWeightAveraging", "WeightAveraging", "BaseFinetuning"):
         for callback in _compat.callbacks_of(trainer) if stages > 1 else ():
             if _compat.is_lightning_class(callback, f"callbacks.{name}"):
                 raise ValueError(

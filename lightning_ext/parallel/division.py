@@ -43,6 +43,11 @@ def divide(
             "ThreeDParallelStrategy cannot run manual optimization, where training_step calls "
             "backward itself; use automatic optimization"
         )
+    if any(p.is_complex() for p in module.parameters()):
+        raise ValueError(
+            "ThreeDParallelStrategy cannot train complex parameters; keep real and imaginary parts "
+            "in a real one, with torch.view_as_complex() in forward"
+        )
     pipeline: Pipeline | None = None
     held: list[list[PipelinePart]] = [[]]
     if stages > 1:

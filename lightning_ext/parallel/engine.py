@@ -17,7 +17,7 @@ from lightning_ext.parallel.gradients import Deposit, Gradients
 from lightning_ext.parallel.logs import Record, combined_outputs
 from lightning_ext.parallel.mesh import Mesh
 from lightning_ext.parallel.metrics import Metrics
-from lightning_ext.parallel.parts import Inputs, Pipeline, PipelinePart
+from lightning_ext.parallel.parts import Inputs, Pipeline, PipelinePart, named
 from lightning_ext.parallel.returned import Returned, Sharing
 
 Context = Callable[[], AbstractContextManager[Any]]
@@ -374,8 +374,8 @@ def _sendable(state: tuple[Any, ...], last: Sequence[PipelinePart]) -> tuple[Ten
     for value in state:
         if not isinstance(value, Tensor):
             raise TypeError(
-                f"the part {last[0].run!r} ends a stage and returns a {type(value).__name__}, but "
-                "only tensors go from stage to stage; let it return a tensor or a tuple of "
+                f"the part {named(last[0].run)} ends a stage and returns a {type(value).__name__}, "
+                "but only tensors go from stage to stage; let it return a tensor or a tuple of "
                 "tensors, take what else is needed with PipelinePart(takes=), or move the cut "
                 "with layers_per_stage="
             )

@@ -65,7 +65,7 @@ class Faults:
         if dist.is_initialized() and _compat.default_store() is Faults._ended:
             raise RuntimeError(
                 "an earlier run has failed, and its connections are closed; start the processes "
-                "again, or call torch.distributed.destroy_process_group() on all of them"
+                "again"
             )
         before = _open_sockets()
         yield
@@ -158,11 +158,19 @@ def _in_words(error: BaseException) -> str:
 
 
 def _explain(error: BaseException) -> None:
-    """Say what torch cannot know: a tensor without memory belongs to another stage."""
-    if isinstance(error, (RuntimeError, NotImplementedError)) and "meta" in _in_words(error):
+    """Say what torch cannot know: why a tensor has no memory, or is a piece."""
+    if not isinstance(error, RuntimeError):
+        return
+    said = _in_words(error).lower()
+    if "meta" in said.split():
         error.add_note(
             "parameters and buffers of other stages have no values here (they are on the meta "
             "device); use them inside the parts of the pipelined module, not around its call"
+        )
+    elif "mixed torch.tensor and dtensor" in said:
+        error.add_note(
+            "parameters that tensor= splits are DTensors, which do not mix with others; use them "
+            "inside their own modules, or keep them whole with tensor_plan={...: 'replicate'}"
         )
 
 

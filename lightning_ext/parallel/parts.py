@@ -107,6 +107,11 @@ class Pipeline:
         return Inputs(args, kwargs, dict(list(bound.arguments.items())[1:]))
 
 
+def named(run: Callable[..., Any]) -> str:
+    """What a part runs, in words."""
+    return str(getattr(run, "__name__", type(run).__name__))
+
+
 def find_pipeline(root: nn.Module, name: str | None, stages: int) -> Pipeline:
     """The part of a model that is to be cut into stages.
 
@@ -159,10 +164,7 @@ def _pipeline(module: nn.Module, name: str) -> Pipeline:
         )
     wrapped = tuple(p if isinstance(p, PipelinePart) else PipelinePart(p) for p in parts)
     paths = {id(m): n for n, m in module.named_modules()}
-    names = tuple(
-        paths.get(id(p.run)) or str(getattr(p.run, "__name__", type(p.run).__name__))
-        for p in wrapped
-    )
+    names = tuple(paths.get(id(p.run)) or named(p.run) for p in wrapped)
     _check_complete(module, name, wrapped)
     _check_taken(module, name, wrapped)
     return Pipeline(module, name, wrapped, names)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 import re
 import sys
@@ -20,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from lightning_ext import PipelinePart, ThreeDParallelStrategy
 from lightning_ext._best_weights import require_whole_model
-from lightning_ext.parallel.calls import inputs_of, with_output
+from lightning_ext.parallel.calls import OnStages, inputs_of, with_output
 from lightning_ext.parallel.division import check_undivided, divide
 from lightning_ext.parallel.logs import combined_outputs
 from lightning_ext.parallel.microbatches import batch_size, chunks, count_for, kept, mixed, seed
@@ -81,6 +83,23 @@ def test_manual_optimization() -> None:
 def test_averages_of_weights() -> None:
     with pytest.raises(ValueError, match="StochasticWeightAveraging is not supported with pipel"):
         check(2, {"pipeline": 2}, Module(), callbacks=[StochasticWeightAveraging(0.1)])
+
+
+def test_complex_parameters() -> None:
+    module = pl.LightningModule()
+    module.model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="cannot train complex parameters"):
+        divide(module, 2, 1)
+
+
+def test_a_copy_of_a_module_in_stages() -> None:
+    layer = nn.Linear(2, 2)
+    object.__setattr__(layer, "forward", OnStages("model", lambda args, kwargs: (args, kwargs)))
+    with torch.no_grad():
+        assert layer(1, a=2) == ((1,), {"a": 2})
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        with pytest.raises(RuntimeError, match="'model' was copied on one of several stages"):
+            other(1)
 
 
 @pytest.mark.parametrize(
