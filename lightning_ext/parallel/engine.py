@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ class Engine:
         self.faults = faults
         self.mesh, self.root, self.pipeline, self.parts = mesh, root, pipeline, parts
         self.gradients, self.schedule, self.count, self.seed = gradients, schedule, count, seed
-        self.accumulating = False
+        self.accumulating = self._summing = False
         self.metrics, self.sharing = Metrics(root, mesh, faults), Sharing(mesh)
         self.checked: int | None = None
         self.evaluated = 0
@@ -99,8 +100,11 @@ class Engine:
         )
         step = _Step(self, microbatches.chunks(args[0], count), args[1:], number, context)
         before = self.gradients.take()
+        kept = microbatches.kept() if step.seeds else nullcontext()
+        # Of several batches the sum is sent, once it is there.
+        alone = not self.accumulating and not self._summing
         try:
-            with self.metrics.in_step(), microbatches.kept() if step.seeds else nullcontext():
+            with self.metrics.in_step(), kept, self.gradients.meant(count, alone) as meant:
                 if self.pipeline is None:
                     for i in range(count):
                         step.alone(i).backward()
@@ -109,7 +113,7 @@ class Engine:
             found = self.gradients.take()
         finally:
             self.gradients.put(before)
-        return self._returned(step, found)
+        return self._returned(step, partial(self._bring, found, meant))
 
     def _run(self, step: _Step, count: int) -> None:
         # A schedule sends gradients back where there were some when it was made.
@@ -194,21 +198,22 @@ class Engine:
                 "activations to one length, for example by padding in the collate_fn"
             )
 
-    def _returned(self, step: _Step, found: Sequence[Tensor | None]) -> Any:
+    def _returned(self, step: _Step, bring: Callable[[Tensor], None]) -> Any:
         result = self.sharing.share(step.result() if self.mesh.last else None)
         self.metrics.log(result.logged)
         if result.stop:
             _trainer_of(self.root).should_stop = True
         anchor = torch.zeros((), requires_grad=True, device=self.mesh.device)
-        loss = Deposit.apply(anchor, result.loss, lambda factor: self._bring(found, factor))
+        loss = Deposit.apply(anchor, result.loss, bring)
         return {"loss": loss, **result.extras} if result.as_dict else loss
 
     @guarded
-    def _bring(self, found: Sequence[Tensor | None], factor: Tensor) -> None:
+    def _bring(self, found: Sequence[Tensor | None], meant: bool, factor: Tensor) -> None:
         self.gradients.add(found, factor)
         if not self.accumulating:
             self.gradients.sum_over_stages()
-            self.gradients.mean_over_data()
+            self.gradients.mean_over_data(meant)
+        self._summing = self.accumulating
 
     @guarded
     def evaluate(self, step: Callable[[Any], Any], batch: Any) -> Any:

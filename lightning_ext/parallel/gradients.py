@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,14 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from lightning_ext.parallel.exchange import Overlap, add_up, local
 from lightning_ext.parallel.mesh import Mesh
-
-_BUCKET = 25 * 2**20  # bytes sent at once
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's piece, sharing memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class Gradients:
@@ -39,6 +34,7 @@ class Gradients:
         groups: dict[tuple[int, ...], dist.ProcessGroup],
     ) -> None:
         self.mesh, self.own, self.shared, self.groups = mesh, list(own), shared, groups
+        self._overlap = Overlap(mesh.data)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -72,16 +68,41 @@ class Gradients:
             else:
                 local(p.grad).add_(local(gradient))
 
+    @contextmanager
+    def meant(self, count: int, wanted: bool) -> Iterator[bool]:
+        """The backward passes of a step are in here, with gradients that are all of this step.
+
+        Args:
+            count: Of microbatches.
+            wanted: Whether this step ends with the mean over the data axis.
+
+        Yields:
+            Whether what only this stage holds is the mean afterwards.
+        """
+        parameters = [p for p in self.own if p.requires_grad]
+        # The pieces of a gradient have to be put in order first where tensors are split.
+        if self._overlap.off or not (wanted and parameters) or self.mesh.layout.tensor > 1:
+            yield False
+            return
+        with self._overlap.during(parameters, count):
+            yield True
+
     def sum_over_stages(self) -> None:
         """Add up what the stages that share a parameter have found."""
         for stages, parameters in self.shared.items():
             if len(stages) > 1:
-                _reduce([p for p in parameters if p.requires_grad], self.groups[stages], 1)
+                add_up([p for p in parameters if p.requires_grad], self.groups[stages])
 
-    def mean_over_data(self) -> None:
-        """Take the mean over the data axis."""
-        if self.mesh.layout.data > 1:
-            _reduce(self.parameters, self.mesh.data, self.mesh.layout.data)
+    def mean_over_data(self, meant: bool) -> None:
+        """Take the mean over the data axis.
+
+        Args:
+            meant: Whether what only this stage holds is the mean already.
+        """
+        done = {id(p) for p in self.own} if meant else ()
+        rest = [p for p in self.parameters if id(p) not in done]
+        if self.mesh.layout.data > 1 and rest:
+            add_up(rest, self.mesh.data, self.mesh.layout.data)
 
     def norm(self, parameters: Iterable[nn.Parameter]) -> Tensor:
         """The 2-norm of the gradients of some parameters, over all stages and pieces."""
@@ -160,47 +181,6 @@ def _like(p: nn.Parameter) -> Tensor | None:
     if isinstance(p.grad, DTensor) and isinstance(p, DTensor):
         return p.grad.redistribute(placements=p.placements)
     return p.grad
-
-
-def _reduce(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, divisor: int) -> None:
-    """Sum, then divide. A gradient that no rank has stays away, so that optimizers skip it."""
-    buckets: list[list[nn.Parameter]] = []
-    size = 0
-    for p in parameters:
-        if not buckets or size > _BUCKET or buckets[-1][0].dtype != p.dtype:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(p)
-        size += local(p).numel() * p.element_size()
-    under_way: list[tuple[list[nn.Parameter], Tensor, Any]] = []
-    for bucket in buckets:
-        flat = [
-            torch.zeros_like(local(p).data) if p.grad is None else local(p.grad) for p in bucket
-        ]
-        present = flat[0].new_tensor([float(p.grad is not None) for p in bucket])
-        buffer = torch.cat([*(x.reshape(-1) for x in flat), present])
-        work = dist.all_reduce(buffer, group=group, async_op=True)
-        under_way.append((bucket, buffer, work))
-    for bucket, buffer, work in under_way:
-        work.wait()
-        sizes = [local(p).numel() for p in bucket]
-        *pieces, present = buffer.split([*sizes, len(bucket)])
-        found = present.tolist()
-        if divisor > 1:
-            buffer.div_(divisor)
-        for p, piece, there in zip(bucket, pieces, found, strict=True):
-            if there:
-                _set(p, piece.view_as(local(p)))
-
-
-def _set(p: nn.Parameter, piece: Tensor) -> None:
-    """Make the gradient a view of what was sent, as torch's own data parallelism can."""
-    if isinstance(p, DTensor):
-        p.grad = DTensor.from_local(
-            piece, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
-        )
-    else:
-        p.grad = piece
 
 
 class Deposit(torch.autograd.Function):

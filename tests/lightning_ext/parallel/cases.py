@@ -21,13 +21,14 @@ from tests.lightning_ext.parallel.oddities import (
     Mixed,
     Noisy,
     Thawed,
+    Twice,
 )
 from tests.lightning_ext.parallel.unmodified import Bert, Demo, Sequential
 
 KINDS = {
     "masked": Elaborate, "sequential": Sequential, "bert": Bert, "demo": Demo, "flat": Flat,
     "noisy": Noisy, "biased": Biased, "thawed": Thawed, "extreme": Extreme,
-    "careless": Careless, "mixed": Mixed,
+    "careless": Careless, "mixed": Mixed, "twice": Twice,
 }  # fmt: skip
 
 
@@ -119,7 +120,9 @@ def accumulating(layout: dict[str, Any], steps: int, epochs: int = 2) -> Case:
 
 QUICK = {
     "stages": Case("gpt2", FOUR, CLIP, blocks=8),
-    "data": accumulating({}, 2),
+    "data": Case("gpt2", {}, CLIP),
+    "data of several batches": accumulating({}, 2),
+    "gradients that come twice": Case("twice", {}, CLIP),
     "stages and data": Case("vit", TWO, CLIP | {"accumulate_grad_batches": 2}),
     "stages and pieces": Case("gpt2", {**SPLIT, "schedule": "gpipe"}, CLIP),
     "pieces and data": Case("llama", {"tensor": 2}, CLIP),

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.lightning_ext.parallel.models import LENGTH, VOCABULARY, Attention, Module, tokens
 
@@ -112,6 +113,28 @@ class Stack(nn.Module):
 class Mixed(Module):
     def made(self, kind: str, blocks: int, heads: int) -> Stack:
         return Stack(4 * heads, blocks, heads)
+
+
+class Again(nn.Module):
+    """Runs a layer twice, each time with a backward pass of its own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = x + checkpoint(self.layer, x, use_reentrant=True)
+        return x
+
+
+class Twice(Module):
+    """A gradient that is not complete when it first arrives."""
+
+    def made(self, kind: str, blocks: int, heads: int) -> nn.Sequential:
+        width = 4 * heads
+        inside = (Again(width) for _ in range(blocks))
+        return nn.Sequential(nn.Embedding(VOCABULARY, width), *inside, nn.Linear(width, VOCABULARY))
 
 
 class Thawed(Module):
