@@ -49,6 +49,7 @@ __all__ = [
     "ParallelStrategy",
     "Trainer",
     "batch_value",
+    "buffers_in",
     "callbacks_of",
     "default_store",
     "gather_states",
@@ -62,6 +63,7 @@ __all__ = [
     "made_late",
     "metrics_of",
     "operations",
+    "parameters_in",
     "pl",
     "rank_zero_info",
     "rank_zero_warn",
@@ -161,10 +163,30 @@ def version_of(tensor: Any) -> int:
     """How often a tensor, or one that shares its memory, has been written to.
 
     Args:
-        tensor: Any tensor.
+        tensor: Any tensor. Of those made in inference mode torch does not know; 0.
     """
-    version: int = tensor._version
+    version: int = 0 if tensor.is_inference() else tensor._version
     return version
+
+
+def parameters_in(module: Any) -> dict[str, Any]:
+    """The dict in which a module keeps its own parameters.
+
+    Args:
+        module: A module of torch.
+    """
+    found: dict[str, Any] = module._parameters
+    return found
+
+
+def buffers_in(module: Any) -> dict[str, Any]:
+    """The dict in which a module keeps its own buffers.
+
+    Args:
+        module: A module of torch.
+    """
+    found: dict[str, Any] = module._buffers
+    return found
 
 
 @cache

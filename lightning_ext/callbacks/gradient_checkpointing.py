@@ -13,11 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_ext._compat import LightningModule, Trainer, callbacks_of, rank_zero_warn, wrap_steps
 from lightning_ext.callbacks._base import DecidingCallback
+from lightning_ext.recompute.attributes import Unlike
 from lightning_ext.recompute.blocks import Applied, Table
 from lightning_ext.recompute.device import memory_left
 from lightning_ext.recompute.ledger import Ledger, counting
 from lightning_ext.recompute.microbatched import Microbatched
-from lightning_ext.recompute.retry import Attempts
+from lightning_ext.recompute.retry import Attempts, Batch
 from lightning_ext.recompute.runner import Runner
 from lightning_ext.recompute.tensors import tensors_in
 from lightning_ext.recompute.units import chosen, free_units, units_of
@@ -111,6 +112,9 @@ class DynamicGradientCheckpointing(DecidingCallback):
         self._step = ExitStack()
         self._ledger: Ledger | None = None
         self._parameters: list[nn.Parameter] = []
+        self._free: list[Tensor] = []
+        self._batch: Batch | None = None
+        self._told: set[str] = set()
         self._undo: Callable[[], None] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -140,13 +144,15 @@ class DynamicGradientCheckpointing(DecidingCallback):
                 "DynamicGradientCheckpointing: nothing can be run again, as all of the model is "
                 "inside what was compiled; compile its blocks one by one, with torch.compile(block)"
             )
-        self._runner = Runner(usable)
+        self._runner = Runner(
+            usable, agree=lambda yes: trainer.strategy.reduce_boolean_decision(yes, all=True)
+        )
         self._parameters = list(pl_module.parameters())
         attempts = Attempts(pl_module)
         if trainer.world_size == 1:  # other ranks would wait for this one, or for too much
 
             def wrap(step: Callable[[], Any], accumulates: bool) -> Any:
-                return attempts.run(step, lambda: self._make_room(trainer), accumulates)
+                return attempts.run(step, lambda error: self._again(trainer, error), accumulates)
 
             self._undo = wrap_steps(trainer, wrap)
 
@@ -156,11 +162,13 @@ class DynamicGradientCheckpointing(DecidingCallback):
         assert self._runner is not None
         shapes = tuple(tuple(t.shape) for t in tree_leaves(batch) if isinstance(t, Tensor))
         self._now = sum(p.requires_grad for p in self._parameters), shapes
-        free = [*pl_module.parameters(), *pl_module.buffers(), *tensors_in(batch)]
+        free = self._free = [*pl_module.parameters(), *pl_module.buffers(), *tensors_in(batch)]
+        self._batch = Batch(batch)
         planned = self._plan_for(self._now)
         if planned is None:
             self._in_use = None
-            self._runner.measure(free)
+            if not self._runner.units.keys() <= self._runner.excluded.keys():
+                self._runner.measure(free)
         elif planned is not self._in_use:
             self._use(planned)
         if planned is not None and planned.report.measured is None:
@@ -215,6 +223,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
             self.report_ = report
         if self._runner.measurement is not None:
             table = self._runner.measured(trainer.strategy)
+            self._tell(trainer)
             if table is None:
                 self._runner.detach()
             else:
@@ -239,7 +248,9 @@ class DynamicGradientCheckpointing(DecidingCallback):
         assert self._now is not None
         plan = table.plan(self._bytes(trainer, table))
         shapes = _written(self._now[1])
-        report = MemoryReport(shapes, table.blocks, plan, advice=table.advice)
+        assert self._runner is not None
+        left = tuple(f"{n} is not run again: {why}" for n, why in self._runner.excluded.items())
+        report = MemoryReport(shapes, table.blocks, plan, advice=(*table.advice, *left))
         self._plans[self._now] = _Planned(table, table.applied(plan), report)
         self._use(self._plans[self._now])
         # A run that was interrupted may have decided this before.
@@ -255,6 +266,36 @@ class DynamicGradientCheckpointing(DecidingCallback):
                 f"{written(plan.peak)}, which is done. Largest blocks: {_largest(table)}. Smaller "
                 "blocks (blocks=), a smaller batch or a shorter sequence need less"
             )
+
+    def _tell(self, trainer: Trainer) -> None:
+        """Say which blocks are not run again, once."""
+        assert self._runner is not None
+        new = {n: why for n, why in self._runner.excluded.items() if n not in self._told}
+        if not new:
+            return
+        self._told |= new.keys()
+        reason = "left alone: " + "; ".join(f"{n}, as {why}" for n, why in new.items())
+        self.record(trainer, "exclude", reason)
+        rank_zero_warn(f"DynamicGradientCheckpointing: {reason}. Their activations stay")
+
+    def _again(self, trainer: Trainer, error: RuntimeError) -> bool:
+        """After a step has failed: make it possible, if that can be done."""
+        assert self._runner is not None
+        assert self._batch is not None
+        if not self._batch.put_back():
+            return False
+        if not isinstance(error, Unlike):
+            return self._make_room(trainer)
+        if error.name in self._runner.excluded:
+            return False
+        self._step.close()
+        self._runner.excluded[error.name] = error.reason
+        self._tell(trainer)
+        self._plans.clear()
+        self._ledger = self._in_use = None
+        self._runner.measure(self._free)
+        self._step.enter_context(self._runner.step())
+        return True
 
     def _make_room(self, trainer: Trainer) -> bool:
         """After a step was out of memory: a plan that needs less, if there is one."""

@@ -9,35 +9,26 @@ keeps of it this time is saved, and of runs within it that are recomputed again 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
-from lightning_ext._compat import is_of_parameter
+from lightning_ext._compat import is_of_parameter, version_of
+from lightning_ext.recompute.attributes import Attributes, Place, Unlike
 from lightning_ext.recompute.leaves import Chosen, Leaves
 from lightning_ext.recompute.ledger import held
-from lightning_ext.recompute.state import Surroundings, buffers_aside
-from lightning_ext.recompute.tensors import first_of, tensors_in
+from lightning_ext.recompute.state import Surroundings
+from lightning_ext.recompute.tensors import first_of, fresh, tensors_in
 from lightning_ext.recompute.units import is_sharded
 from strategies.checkpointing import Span
 
 Packed = Any  # a tensor, or an object with a method `value` that brings it
-
-
-class Watch(Protocol):
-    """Looks on while a call is run again."""
-
-    def over(self, call: Call) -> AbstractContextManager[None]:
-        """A context for the run."""
-
-    def seen(self, call: Call, args: Any, saved: Sequence[Tensor], output: Any) -> None:
-        """What it took, saved and returned."""
 
 
 @dataclass
@@ -45,28 +36,39 @@ class Call:
     """One call of a module.
 
     Args:
+        name: Of the module.
         module: That is called.
         args: Positional arguments; in a run, the first is the output of the call before.
         kwargs: Others.
         around: Random state and autocast.
+        own: What the module has of its own.
+        known: Large tensors of its own that it changes and does not depend on.
         leaves: Calls of its layers whose outputs are not kept.
         writes: Whether it writes to its input.
+        truth: Whether `values` are what its forward pass has saved, and stay.
         chained: Whether its first argument comes from the call before in its run.
         wants: Whether this argument wants a gradient.
-        shapes: Shape and dtype of each tensor that its forward pass has saved.
+        versions: Of tensors among the arguments: how often they had been written to.
+        shapes: Shape and dtype of each tensor that its forward pass has saved; none for those
+            that are there in any case.
         values: Those that are there again, by number.
         asked: Numbers in the order in which the backward pass has asked for them.
     """
 
+    name: str
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     around: Surroundings
+    own: Attributes
+    known: Collection[Place] = ()
     leaves: Chosen = field(default_factory=dict)
     writes: bool = False
+    truth: bool = False
     chained: bool = False
     wants: bool = False
-    shapes: list[tuple[torch.Size, torch.dtype]] = field(default_factory=list)
+    versions: list[tuple[Tensor, int]] = field(default_factory=list)
+    shapes: list[tuple[torch.Size, torch.dtype] | None] = field(default_factory=list)
     values: dict[int, Packed] = field(default_factory=dict)
     asked: list[int] = field(default_factory=list)
 
@@ -77,6 +79,39 @@ class Call:
         # Sharded parameters are gathered by hooks.
         run = self.module if is_sharded(self.module) else self.module.forward
         return run(*args, **kwargs)
+
+    def taken(self, state: Tensor | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments for another run; what was one tensor in several places is so again.
+
+        Args:
+            state: The output of the call before.
+
+        Raises:
+            Unlike: An argument has been written to.
+        """
+        if any(version_of(tensor) != version for tensor, version in self.versions):
+            raise Unlike(self.name, "an argument of it has been written to in between")
+        made: dict[int, Tensor] = {}
+
+        def leaf(value: Any) -> Any:
+            if value is _BEFORE:
+                return first
+            if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
+                return fresh(value)
+            if id(value) not in made:
+                made[id(value)] = value.detach().requires_grad_(value.requires_grad)
+            return made[id(value)]
+
+        first = None if state is None else state.detach().requires_grad_(self.wants)
+        args, kwargs = tree_map(leaf, (self.args, self.kwargs))
+        return args, kwargs
+
+    def changed(self, saved: Sequence[Any]) -> bool:
+        """Whether it has not saved what it saved when it was run."""
+        return len(saved) != len(self.shapes) or any(
+            known is not None and known != now
+            for known, now in zip(self.shapes, saved, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -104,35 +139,41 @@ class Frame:
     Args:
         inner: What is recomputed once more when the run is recomputed; indices count from the
             first call of the run.
-        watch: Looks on. Default: nobody does.
     """
 
-    def __init__(self, inner: Sequence[Span] = (), watch: Watch | None = None) -> None:
+    def __init__(self, inner: Sequence[Span] = ()) -> None:
         self.calls: list[Call] = []
-        self.inner, self.watch = inner, watch
+        self.inner = inner
         self.starts: dict[int, Any] = {}
 
     def begin(self, call: Call) -> AbstractContextManager[Any]:
-        """Add a call; what is saved in the context is dropped."""
-        index = len(self.calls)
+        """Add a call; what is saved in the context is dropped, or is the truth of the call."""
+        index, first = len(self.calls), None
         if index:
             # What comes from the call before is not kept, wherever it is passed.
             first = call.args[0]
             call.chained, call.wants = True, first.requires_grad
-            call.args, call.kwargs = tree_map_only(
-                Tensor, lambda t: _BEFORE if t is first else t, (call.args, call.kwargs)
-            )
         else:
             self.starts[0] = None
+        # Who passes a list or a dict may change it later.
+        call.args, call.kwargs = tree_map(
+            lambda v: fresh(v) if v is not first or v is None else _BEFORE, (call.args, call.kwargs)
+        )
         for tensor in tensors_in((call.args, call.kwargs)):
             held(tensor)
+            call.versions.append((tensor, version_of(tensor)))
         self.calls.append(call)
 
         def pack(tensor: Tensor) -> Packed:
             if is_of_parameter(tensor):
+                call.shapes.append(None)
                 return tensor.detach()  # it is there in any case
+            number = len(call.shapes)
             call.shapes.append((tensor.shape, tensor.dtype))
-            return Slot(self, index, len(call.shapes) - 1)
+            if call.truth:
+                held(tensor)
+                call.values[number] = tensor.detach()
+            return Slot(self, index, number)
 
         return saved_tensors_hooks(pack, unpack)
 
@@ -142,7 +183,7 @@ class Frame:
         while number not in call.values:
             self._again(index)
         call.asked.append(number)
-        return unpack(call.values.pop(number))
+        return unpack(call.values[number] if call.truth else call.values.pop(number))
 
     def _again(self, index: int) -> None:
         start, stop, inner = self._around(index)
@@ -165,45 +206,44 @@ class Frame:
 
     def _around(self, index: int) -> tuple[int, int, Sequence[Span]]:
         """The smallest span around a call whose input is there."""
-        start, stop, inner = 0, len(self.calls), self.inner
+        # Only the last can be one that is not run again.
+        most = len(self.calls) - self.calls[-1].truth
+        start, stop, inner = 0, most, self.inner
         while True:
             deeper = [s for s in inner if s.start <= index < s.stop and s.start in self.starts]
             if not deeper:
-                return start, min(stop, len(self.calls)), inner
+                return start, min(stop, most), inner
             start, stop, inner = deeper[0].start, deeper[0].stop, deeper[0].inner
 
     def _run(self, index: int, state: Tensor | None, keep: bool) -> Any:
         call = self.calls[index]
-        args, kwargs = _again(call, state)
-        if not keep:
-            with call.around.again(grad=False), buffers_aside(call.module):
-                return call.run(*args, **kwargs)
-        seen: list[Packed] = []
+        args, kwargs = call.taken(state)
+        found: dict[int, Packed] = {}
         shapes: list[tuple[torch.Size, torch.dtype]] = []
-        leaves = Leaves(call.leaves)
+        leaves = Leaves(call.leaves if keep else {}, call.name, call.own.parameters)
 
         def pack(tensor: Tensor) -> None:
-            if not is_of_parameter(tensor):
-                shapes.append((tensor.shape, tensor.dtype))
-                seen.append(leaves.pack(tensor.detach()))
+            number = len(shapes)
+            shapes.append((tensor.shape, tensor.dtype))
+            if keep and number < len(call.shapes) and call.shapes[number] is not None:
+                found[number] = leaves.pack(tensor.detach())
 
+        # With gradients in any case: without, torch takes other kernels for some layers.
         with (
             call.around.again(grad=True),
-            buffers_aside(call.module),
-            saved_tensors_hooks(pack, _never),
+            call.own.again(call.known),
+            saved_tensors_hooks(pack, never),
             leaves,
-            self.watch.over(call) if self.watch else nullcontext(),
         ):
             output = call.run(*args, **kwargs)
-        if shapes != call.shapes:
-            raise RuntimeError(
-                f"{type(call.module).__name__} saved {len(call.shapes)} tensors when it was run "
-                f"and {len(shapes)}, or others, when it was run again for the backward pass: its "
-                "forward depends on something that has changed in between; name it in exclude="
+        if call.changed(shapes):
+            raise Unlike(
+                call.name,
+                f"it saved {len(call.shapes)} tensors when it was run, and {len(shapes)}, or "
+                "others, when it was run again; its forward depends on something else",
             )
-        if self.watch:
-            self.watch.seen(call, (args, kwargs), [unpack(s) for s in seen], output)
-        call.values = dict(enumerate(seen))
+        if keep:
+            call.values = found
         return tree_map_only(Tensor, Tensor.detach, output)
 
 
@@ -213,32 +253,13 @@ def unpack(packed: Packed) -> Tensor:
     return found
 
 
+def never(packed: None) -> Tensor:
+    """For graphs of recomputations, which are never used."""
+    raise RuntimeError("the graph of a recomputation is never used")
+
+
 class _Before:
     """Stands for what the call before returns."""
 
 
 _BEFORE = _Before()
-
-
-def _again(call: Call, state: Tensor | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments for another run; what was one tensor in several places is so again."""
-    made: dict[int, Tensor] = {}
-
-    def leaf(tensor: Tensor) -> Tensor:
-        if isinstance(tensor, nn.Parameter):
-            return tensor
-        if id(tensor) not in made:
-            made[id(tensor)] = tensor.detach().requires_grad_(tensor.requires_grad)
-        return made[id(tensor)]
-
-    found = tree_map_only(Tensor, leaf, (call.args, call.kwargs))
-    if call.chained:
-        assert state is not None
-        first = state.detach().requires_grad_(call.wants)
-        found = tree_map_only(_Before, lambda _: first, found)
-    args, kwargs = found
-    return args, kwargs
-
-
-def _never(packed: None) -> Tensor:
-    raise RuntimeError("the graph of a recomputation is never used")

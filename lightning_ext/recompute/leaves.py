@@ -16,13 +16,51 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
-from lightning_ext._compat import is_of_parameter
+from lightning_ext._compat import is_of_parameter, version_of
+from lightning_ext.recompute.attributes import Attributes, Owners, Unlike
 from lightning_ext.recompute.ledger import held
-from lightning_ext.recompute.state import Surroundings, buffers_aside
-from lightning_ext.recompute.tensors import Identity, tensors_in
+from lightning_ext.recompute.state import Surroundings
+from lightning_ext.recompute.tensors import Identity, local, tensors_in
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """A call of a layer.
+
+    Args:
+        module: It.
+        args: Positional arguments.
+        kwargs: Others.
+        around: Random state and autocast.
+        own: What it has of its own.
+    """
+
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    around: Surroundings
+    own: Attributes
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """Run it again, with these arguments."""
+        with self.around.again(grad=False), self.own.again():
+            return self.module.forward(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Input:
+    """An argument that is kept, and may be written to by code that comes later.
+
+    Args:
+        tensor: It.
+        version: How often it had been written to.
+    """
+
+    tensor: Tensor
+    version: int
 
 
 @dataclass
@@ -30,20 +68,14 @@ class Made:
     """An output that can be made again.
 
     Args:
-        module: Whose output it is.
-        args: Positional arguments.
-        kwargs: Others.
-        around: Random state and autocast.
+        layer: Whose output it is.
         identity: Of the output.
         offset: Of the output in its memory.
         users: Places in the graph where it is asked for.
         kept: The output, from the first use to the last.
     """
 
-    module: nn.Module
-    args: Any
-    kwargs: Any
-    around: Surroundings
+    layer: LayerCall
     identity: Identity
     offset: int
     users: int = 0
@@ -53,13 +85,20 @@ class Made:
         """The output."""
         if self.kept is not None:
             return self.kept
-        args, kwargs = tree_map_only(Piece, Piece.look, (self.args, self.kwargs))
-        with self.around.again(grad=False), buffers_aside(self.module):
-            found: Tensor = self.module.forward(*args, **kwargs)
+        found: Tensor = self.layer.run(*tree_map(self._look, (self.layer.args, self.layer.kwargs)))
         if self.users > 0:
             self.kept = found
             held(found)
         return found
+
+    def _look(self, value: Any) -> Any:
+        if isinstance(value, Input):
+            if version_of(value.tensor) != value.version:
+                layer = type(self.layer.module).__name__
+                name = self.layer.own.name
+                raise Unlike(name, f"the input of its {layer} has been written to in between")
+            return value.tensor
+        return value.look() if isinstance(value, Piece) else value
 
 
 @dataclass(frozen=True)
@@ -116,10 +155,7 @@ class Held:
 class _Open:
     """A layer that is running."""
 
-    module: nn.Module
-    args: Any
-    kwargs: Any
-    around: Surroundings
+    layer: LayerCall
     held: list[Held] = field(default_factory=list)
 
 
@@ -139,10 +175,12 @@ class Leaves:
 
     Args:
         calls: Numbers of the calls of each of these layers; none has layers of its own.
+        name: Of the block.
+        parameters: Whether parameters are put back; see `Owners`. Default: True.
     """
 
-    def __init__(self, calls: Chosen) -> None:
-        self.calls = calls
+    def __init__(self, calls: Chosen, name: str, parameters: bool = True) -> None:
+        self.calls, self.name, self.parameters = calls, name, parameters
         self._counts = Counter[nn.Module]()
         self._made: dict[int, Made] = {}
         self._open: _Open | None = None
@@ -174,17 +212,19 @@ class Leaves:
         nth = self._counts[module]
         self._counts[module] += 1
         if nth in self.calls[module]:
+            owners = Owners((module,), self.parameters)
             around = Surroundings.now(tensors_in((args, kwargs)))
             args, kwargs = tree_map(self._kept, (args, kwargs))
-            self._open = _Open(module, args, kwargs, around)
+            own = Attributes(self.name, owners)
+            self._open = _Open(LayerCall(module, args, kwargs, around, own))
 
     def after(self, module: nn.Module, output: Any) -> None:
         """A layer is done."""
         call = self._open
-        if call is None or call.module is not module:
+        if call is None or call.layer.module is not module:
             return
         self._open = None
-        made = self._new(call, output)
+        made = self._new(call.layer, output)
         for kept in call.held:
             assert isinstance(kept.tensor, Tensor)
             if made is not None and made.identity.shares(kept.tensor):
@@ -192,16 +232,14 @@ class Leaves:
             else:
                 held(kept.tensor)
 
-    def _new(self, call: _Open, output: Any) -> Made | None:
+    def _new(self, layer: LayerCall, output: Any) -> Made | None:
         if type(output) is not Tensor:
             return None
         storage = output.untyped_storage()
-        if any(t.untyped_storage() is storage for t in tensors_in((call.args, call.kwargs))):
+        inputs = [v for v in tree_leaves((layer.args, layer.kwargs)) if isinstance(v, Input)]
+        if any(local(v.tensor).untyped_storage() is storage for v in inputs):
             return None  # it has written to its input, or returned it
-        made = Made(
-            call.module, call.args, call.kwargs, call.around,
-            Identity.of(output), int(output.storage_offset()),
-        )  # fmt: skip
+        made = Made(layer, Identity.of(output), int(output.storage_offset()))
         self._made[id(storage)] = made
         return made
 
@@ -219,7 +257,7 @@ class Leaves:
         found = self._found(value) if isinstance(value, Tensor) else None
         if found:
             return Piece.of(value, found)
-        return value.detach() if isinstance(value, Tensor) else value
+        return Input(value.detach(), version_of(value)) if isinstance(value, Tensor) else value
 
 
 def attach(modules: Iterable[nn.Module]) -> list[RemovableHandle]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_ext._compat import is_of_parameter, version_of
 from lightning_ext.recompute import leaves
+from lightning_ext.recompute.attributes import Attributes, Owners, Place, Unseen
 from lightning_ext.recompute.blocks import Applied, Table, table
 from lightning_ext.recompute.frames import Call, Frame, unpack
 from lightning_ext.recompute.leaves import Chosen, Leaves
@@ -25,7 +27,8 @@ from lightning_ext.recompute.ledger import Ledger, counting, held, is_counting
 from lightning_ext.recompute.measure import Key, Measurement
 from lightning_ext.recompute.microbatched import Microbatched, microbatched
 from lightning_ext.recompute.state import Surroundings
-from lightning_ext.recompute.tensors import first_of, tensors_in
+from lightning_ext.recompute.tensors import copied, first_of, tensors_in
+from lightning_ext.recompute.trial import Different
 from lightning_ext.recompute.units import is_sharded, layers_in
 from strategies.checkpointing import Span
 
@@ -69,14 +72,44 @@ class _Run:
 
 @dataclass
 class _Open:
-    """A block that is running."""
+    """A block that is running.
 
+    Args:
+        name: Of it.
+        module: It.
+        contexts: In which it runs.
+        call: In a frame, if it is measured.
+        first: Copy of its first argument, if it is measured.
+        unseen: Looks for writes, if it is measured.
+        error: That was being handled when it began.
+    """
+
+    name: str
     module: nn.Module
-    args: tuple[Any, ...]
-    version: int
-    number: int
     contexts: ExitStack
     call: Call | None = None
+    first: Tensor | None = None
+    unseen: Unseen | None = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class _Given:
+    """An argument of a block, which others may write to.
+
+    Args:
+        name: Of the block.
+        call: Number of the call.
+        first: Whether it is the first argument.
+        tensor: It.
+        version: How often it had been written to.
+    """
+
+    name: str
+    call: int
+    first: bool
+    tensor: weakref.ref[Tensor]
+    version: int
 
 
 @dataclass
@@ -87,6 +120,10 @@ class Runner:
         units: Modules by name; none inside another.
         applied: What is run again. Default: nothing.
         measurement: Of this step: every block is run again. Default: none.
+        on: Whether a forward pass of the step is running.
+        writes: Numbers of calls whose first argument is written to.
+        excluded: Blocks that are never run again, and why.
+        agree: Tells all ranks whether all say yes. Default: this is the only one.
     """
 
     units: Mapping[str, nn.Module]
@@ -94,9 +131,13 @@ class Runner:
     measurement: Measurement | None = None
     on: bool = False
     writes: set[int] = field(default_factory=set)
+    excluded: dict[str, str] = field(default_factory=dict)
+    agree: Callable[[bool], bool] = bool
 
     def __post_init__(self) -> None:
         self._names = {module: name for name, module in self.units.items()}
+        self._owners: dict[str, Owners] = {}
+        self._known: dict[str, set[Place]] = {name: set() for name in self.units}
         self._handles: list[RemovableHandle] = []
         self._spans: dict[int, Span] = {}
         self._numbers: dict[Key, int] = {}
@@ -108,6 +149,7 @@ class Runner:
         self._run: _Run | None = None
         self._open: _Open | None = None
         self._expected = 0
+        self._given: list[_Given] = []
 
     def measure(self, free: Iterable[Tensor]) -> None:
         """Measure the next step.
@@ -117,18 +159,24 @@ class Runner:
         """
         self.measurement, self.applied = Measurement(free), None
         self.writes.clear()
+        self._excluded_before = len(self.excluded)
         self._attach(layer for unit in self.units.values() for _, layer in layers_in(unit))
 
     def measured(self, strategy: Any = None) -> Table | Microbatched | None:
-        """The blocks of the step that was measured; none if it had no backward pass.
+        """The blocks of the step that was measured.
 
         Args:
             strategy: Of the trainer. Default: None, the step was run at once.
+
+        Returns:
+            None if the step had no backward pass, or blocks were excluded in it.
         """
         assert self.measurement is not None
         measured, writes = self.measurement, frozenset(self.writes)
         self.measurement = None
-        if not any(call.seen for call in measured.calls):
+        if len(self.excluded) > self._excluded_before or not any(
+            call.seen for call in measured.calls
+        ):
             return None
         return microbatched(measured, writes, strategy) or table(measured, writes)
 
@@ -144,6 +192,7 @@ class Runner:
         self.detach()
         if layers is None:
             return
+        self._owners = {name: Owners.inside(unit) for name, unit in self.units.items()}
         for module in self.units.values():
             # Nearest to the forward pass of the module, so that other hooks are code outside.
             self._handles.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
@@ -175,6 +224,7 @@ class Runner:
 
     def pause(self) -> None:
         """What follows is no forward pass of the step."""
+        self._look()
         self.on, self._run = False, None  # the last frame goes when its graph does
 
     def go_on(self) -> None:
@@ -205,30 +255,44 @@ class Runner:
         name = self._names.get(module)  # none for a copy of the model
         if name is None or not self.on or self._open is not None or not torch.is_grad_enabled():
             return
+        if name in self.excluded:
+            return
         key = name, self._counts[name]
         self._counts[name] += 1
-        version = version_of(args[0]) if first_of(args) is not None else 0
-        self._open = _Open(module, args, version, self._calls, ExitStack())
+        self._open = _Open(name, module, ExitStack(), error=sys.exception())
         if self.measurement is not None:
             self._measured(key, args, kwargs)
         elif self.applied is not None:
             self._planned(key, args, kwargs)
         self._calls += 1
 
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        assert self._open is not None
+        name = self._open.name
+        around = Surroundings.now(tensors_in((args, kwargs)))
+        own = Attributes(name, self._owners[name])
+        return Call(name, self._open.module, args, kwargs, around, own, self._known[name])
+
     def _measured(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert self.measurement is not None
         assert self._open is not None
+        self._look()
         # Gathering the parameters of several blocks at once is left to what divided them.
         linked = self._last.taken_by(args) and not is_sharded(self._open.module)
         if self._run is None or not linked or self._calls >= self._run.stop:
             length = max(1, round(math.sqrt(len(self.units))))
-            self._run = _Run(Frame(watch=self.measurement), self._calls + length)
+            self._run = _Run(Frame(), self._calls + length)
         # The block, or code after it, may write to what it takes: whether it does is seen today.
         begun = args[0] if self._run.frame.calls else None
-        args_kept, kwargs_kept = _copied((args, kwargs), but=begun)
-        call = Call(self._open.module, args_kept, kwargs_kept, self._around(args, kwargs))
-        self.measurement.began(key, linked, call, args)
-        self._open.call = call
+        self._open.first = None if begun is None else copied(begun)
+        call = self._call(*_copied((args, kwargs), but=begun))
+        call.truth = True
+        self.measurement.began(key, linked, args)
+        self._given += [
+            _Given(key[0], self._calls, t is first_of(args), weakref.ref(t), version_of(t))
+            for t in tensors_in((args, kwargs))
+        ]
+        self._open.call, self._open.unseen = call, Unseen(self._owners[key[0]])
         self._open.contexts.enter_context(self._run.frame.begin(call))
 
     def _planned(self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -238,13 +302,11 @@ class Runner:
         chosen: Chosen = {} if number is None else self.applied.layers.get(number, {})
         frame = self._frame(number, args)
         if frame is not None:
-            call = Call(
-                self._open.module, args, kwargs, self._around(args, kwargs), chosen,
-                number in self.applied.writes,
-            )  # fmt: skip
+            call = self._call(args, kwargs)
+            call.leaves, call.writes = chosen, number in self.applied.writes
             self._open.contexts.enter_context(frame.begin(call))
         elif chosen:
-            inside = Leaves(chosen)
+            inside = Leaves(chosen, key[0], self._owners[key[0]].parameters)
             self._open.contexts.enter_context(saved_tensors_hooks(inside.pack, unpack))
             self._open.contexts.enter_context(inside)
 
@@ -265,9 +327,6 @@ class Runner:
         self._expected = number + 1
         return self._run.frame
 
-    def _around(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Surroundings:
-        return Surroundings.now(tensors_in((args, kwargs)))
-
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         call = self._open
         if call is None or call.module is not module:
@@ -275,12 +334,46 @@ class Runner:
         self._open = None
         call.contexts.close()
         self._last = _Last.of(output)
-        if self.measurement is not None and call.call is not None:
+        if self.measurement is not None and call.call is not None and sys.exception() is call.error:
             self.measurement.ended(output)
-            first = first_of(call.args)
-            if first is not None and version_of(first) != call.version:
-                self.writes.add(call.number)
-                call.call.writes = True
+            if call.unseen is not None and (place := call.unseen.found()):
+                self.excluded.setdefault(call.name, f"it writes to {place} unseen by torch")
+            self._try(call.call, call.first, output)
+
+    def _try(self, call: Call, first: Tensor | None, output: Any) -> None:
+        """See whether a call can be run again; if so, what it has saved is dropped."""
+        assert self.measurement is not None
+        self._look()
+        call.writes = self._calls - 1 in self.writes
+        self._known[call.name] |= call.own.changed()
+        self.on = False
+        try:
+            if call.name not in self.excluded:
+                self.measurement.tried(call, first, output)
+        except Different as reason:
+            self.excluded[call.name] = str(reason)
+        self.on = True
+        if is_sharded(call.module) and not self.agree(call.name not in self.excluded):
+            self.excluded.setdefault(call.name, "another rank cannot run it again")
+        if call.name in self.excluded:
+            self._run = None
+        else:
+            call.truth, call.values = False, {}
+
+    def _look(self) -> None:
+        """See whether arguments of blocks have been written to."""
+        left = []
+        for given in self._given:
+            tensor = given.tensor()
+            if tensor is None:
+                continue
+            if version_of(tensor) == given.version:
+                left.append(given)
+            elif given.first:
+                self.writes.add(given.call)
+            else:
+                self.excluded.setdefault(given.name, "an argument besides its first is written to")
+        self._given = left
 
 
 def _copied(tree: Any, but: Tensor | None) -> Any:
@@ -291,7 +384,7 @@ def _copied(tree: Any, but: Tensor | None) -> Any:
         if isinstance(tensor, nn.Parameter) or tensor is but:
             return tensor
         if id(tensor) not in made:
-            made[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            made[id(tensor)] = copied(tensor)
         return made[id(tensor)]
 
     return tree_map_only(Tensor, copy, tree)

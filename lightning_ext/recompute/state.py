@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Random = tuple[Tensor, dict[int, Tensor]]
 
@@ -71,20 +71,3 @@ class Surroundings:
                 yield
             finally:
                 set_random_state(before)
-
-
-@contextmanager
-def buffers_aside(module: nn.Module) -> Iterator[None]:
-    """Let a module write to copies of its buffers: running statistics count a batch once."""
-    kept = [
-        (owner, name, buffer)
-        for owner in module.modules()
-        for name, buffer in owner.named_buffers(recurse=False)
-    ]
-    try:
-        for owner, name, buffer in kept:
-            setattr(owner, name, buffer.clone())
-        yield
-    finally:
-        for owner, name, buffer in kept:
-            setattr(owner, name, buffer)

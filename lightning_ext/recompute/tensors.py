@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +14,69 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_ext._compat import version_of
 
+DEPTH = 3  # how far objects in batches are opened
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-def tensors_in(tree: Any) -> tuple[Tensor, ...]:
-    """Tensors of a nested structure."""
-    return tuple(leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+def _is_open(leaf: Any) -> bool:
+    return hasattr(leaf, "__dict__") and not isinstance(leaf, (type, nn.Module))
+
+
+def tensors_in(tree: Any, depth: int = 1) -> tuple[Tensor, ...]:
+    """Tensors of a nested structure.
+
+    Args:
+        tree: Of what torch opens, and of objects such as dataclasses.
+        depth: How far objects are opened that torch does not open. Default: 1, their attributes.
+    """
+    found: list[Tensor] = []
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif depth and _is_open(leaf):
+            found += tensors_in(list(vars(leaf).values()), depth - 1)
+    return tuple(found)
+
+
+def fresh(leaf: Any) -> Any:
+    """An object of a nested structure as nobody else has it, if it may hold tensors."""
+    if isinstance(leaf, Tensor) or not tensors_in(leaf):
+        return leaf
+    return copy.copy(leaf)
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy of a tensor as it lies in memory, without its graph."""
+    found = tensor.detach().clone()
+    if tensor.layout is not torch.strided or found.stride() == tensor.stride():
+        return found.requires_grad_(tensor.requires_grad)
+    steps = tensor.stride()
+    # What was expanded is copied once.
+    sizes = [1 if step == 0 else size for size, step in zip(tensor.shape, steps, strict=True)]
+    once = torch.empty_strided(sizes, steps, dtype=tensor.dtype, device=tensor.device)
+    try:
+        once.copy_(tensor.detach().as_strided(sizes, steps, tensor.storage_offset()))
+    except RuntimeError:  # elements lie in one another, as `Tensor.unfold` lays them
+        return found.requires_grad_(tensor.requires_grad)
+    return once.as_strided(tensor.shape, steps).requires_grad_(tensor.requires_grad)
+
+
+def same(found: Tensor, expected: Tensor) -> bool:
+    """Whether two tensors are equal, bit for bit; what is not a number equals itself."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    found, expected = local(found.detach()), local(expected.detach())
+    if found.layout is not torch.strided:
+        found, expected = found.to_dense(), expected.to_dense()
+    if torch.equal(found, expected):
+        return True
+    bits = _BITS.get(found.element_size())
+    if bits is None or not (found.is_floating_point() or found.is_complex()):
+        return False
+    return torch.equal(
+        found.resolve_conj().resolve_neg().view(bits),
+        expected.resolve_conj().resolve_neg().view(bits),
+    )
 
 
 def first_of(value: Any) -> Tensor | None:

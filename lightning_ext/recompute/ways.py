@@ -65,8 +65,10 @@ def _dropped(seen: Seen, wanted: Sequence[Layer], droppable: dict[int, int]) -> 
         address, _ = layer.output
         # A layer that writes to its input can be run again on what is made for it alone.
         before = makers.pop(address, None) if address in layer.inputs else []
-        there = seen.saved.keys() | makers.keys()
-        if id(layer) in asked and before is not None and layer.inputs - {address} <= there:
+        # What was written to after the layer has seen it is there no more, unless it is made again.
+        there = (seen.saved.keys() - layer.stale) | makers.keys()
+        possible = layer.sound and layer.inputs - {address} <= there
+        if id(layer) in asked and before is not None and possible:
             makers[address] = [*before, layer]
     needed: list[Layer] = []
     for layer in reversed(seen.layers):

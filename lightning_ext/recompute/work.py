@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -33,6 +35,15 @@ class Work(TorchDispatchMode):
     def cost(self) -> float:
         """Of all of it, in operations."""
         return float(self.flops + _ELEMENT * self.elements)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context in which nothing is counted."""
+        before = self.flops, self.elements
+        try:
+            yield
+        finally:
+            self.flops, self.elements = before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and look at it."""
