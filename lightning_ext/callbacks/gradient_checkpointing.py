@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +21,7 @@ from lightning_ext.recompute.microbatched import Microbatched
 from lightning_ext.recompute.retry import Attempts, Batch
 from lightning_ext.recompute.runner import Runner
 from lightning_ext.recompute.tensors import tensors_in
-from lightning_ext.recompute.units import chosen, free_units, units_of
+from lightning_ext.recompute.units import chosen, free_units, missing, units_of, without
 from strategies.checkpointing import MemoryReport, RecomputePlan
 from strategies.checkpointing.budget import check_budget, written
 
@@ -65,7 +65,8 @@ class DynamicGradientCheckpointing(DecidingCallback):
             step. Default: `"auto"`.
         blocks: What is run again as one: classes of modules, or names as in `named_modules`.
             Default: None, elements of the model's stacks and what is beside them.
-        exclude: Classes or names of blocks that are never run again. Default: none.
+        exclude: Classes or names of modules; blocks that are among them, in one or around one are
+            never run again. Default: none.
 
     Attributes:
         plan_: The plan in use, once the first step is over.
@@ -75,8 +76,8 @@ class DynamicGradientCheckpointing(DecidingCallback):
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: `memory_budget` is out of range, or `blocks` or `exclude` name nothing in the
-            module.
+        ValueError: `memory_budget` is out of range, or `blocks` or `exclude` name something that
+            the module does not have.
 
     Example:
         >>> from lightning_ext import DynamicGradientCheckpointing
@@ -131,19 +132,22 @@ class DynamicGradientCheckpointing(DecidingCallback):
         self.plan_ = self.report_ = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for name, kinds in (("blocks", self.blocks or ()), ("exclude", self.exclude)):
+            if (kind := missing(pl_module, kinds)) is not None:
+                raise ValueError(
+                    f"{name}={list(kinds)!r}: the module has none that is {kind!r}; pass classes "
+                    "of its modules, or names as in named_modules()"
+                )
         units = units_of(pl_module) if self.blocks is None else chosen(pl_module, self.blocks)
-        if self.blocks and not units:
-            raise ValueError(f"blocks={list(self.blocks)!r}: the module has none of these")
-        left_out = chosen(pl_module, self.exclude)
-        if self.exclude and not left_out:
-            raise ValueError(f"exclude={list(self.exclude)!r}: the module has none of these")
-        outside = set(left_out.values())
-        units = {n: u for n, u in units.items() if outside.isdisjoint(u.modules())}
+        units = without(units, chosen(pl_module, self.exclude).values())
         if not (usable := free_units(pl_module, units)):
-            rank_zero_warn(
-                "DynamicGradientCheckpointing: nothing can be run again, as all of the model is "
-                "inside what was compiled; compile its blocks one by one, with torch.compile(block)"
+            reason = (
+                "all of the model is inside what was compiled; compile its blocks one by one, with "
+                "torch.compile(block)"
+                if units
+                else "the module has no blocks besides those that exclude= names"
             )
+            rank_zero_warn(f"DynamicGradientCheckpointing: nothing can be run again, as {reason}")
         self._runner = Runner(
             usable, agree=lambda yes: trainer.strategy.reduce_boolean_decision(yes, all=True)
         )
@@ -336,6 +340,8 @@ class DynamicGradientCheckpointing(DecidingCallback):
 
 
 def _kinds(name: str, value: Any) -> tuple[type[nn.Module] | str, ...]:
+    if not isinstance(value, (str, type, Iterable)) or isinstance(value, nn.Module):
+        raise TypeError(f"{name}={value!r}: pass a list of classes of modules or of their names")
     found = (value,) if isinstance(value, (str, type)) else tuple(value)
     for kind in found:
         if not isinstance(kind, str) and not (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import nn
+from torch.jit import ScriptModule
 
 from lightning_ext._compat import is_compiled, is_compiled_in_place
 
@@ -63,11 +65,44 @@ def chosen(model: nn.Module, kinds: Sequence[type[nn.Module] | str]) -> dict[str
     return found
 
 
+def missing(model: nn.Module, kinds: Iterable[type[nn.Module] | str]) -> Any:
+    """The first class or name that a model has no module of; none if there is none.
+
+    Args:
+        model: With its layers.
+        kinds: Classes, and names as in `named_modules`.
+    """
+    names, modules = zip(*model.named_modules(), strict=True)
+    for kind in kinds:
+        here = kind in names[1:] if isinstance(kind, str) else _has(modules[1:], kind)
+        if not here:
+            return kind
+    return None
+
+
+def without(units: Mapping[str, nn.Module], excluded: Iterable[nn.Module]) -> dict[str, nn.Module]:
+    """Blocks that are not among some modules, in one of them or around one.
+
+    Args:
+        units: By name.
+        excluded: Modules.
+    """
+    roots = set(excluded)
+    inside = {m for root in roots for m in root.modules()}
+    return {
+        name: unit
+        for name, unit in units.items()
+        if unit not in inside and roots.isdisjoint(unit.modules())
+    }
+
+
 def layers_in(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Layers without layers of their own that a block calls, by name."""
     if not _calls_children(module):
         return
     for name, child in module.named_children():
+        if isinstance(child, ScriptModule):  # takes no hooks
+            continue
         if not _has_layers(child):
             yield name, child
         else:
@@ -75,7 +110,7 @@ def layers_in(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def free_units(model: nn.Module, units: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Those blocks of a model that are not part of compiled code.
+    """Those blocks of a model that are not part of compiled code or scripts.
 
     Args:
         model: That holds them.
@@ -83,7 +118,11 @@ def free_units(model: nn.Module, units: Mapping[str, nn.Module]) -> dict[str, nn
     """
     closed = [m for m in model.modules() if is_compiled(m) or is_compiled_in_place(m)]
     inside = {m for c in closed for m in c.modules() if m is not c or is_compiled_in_place(c)}
-    return {name: unit for name, unit in units.items() if unit not in inside}
+    return {
+        name: unit
+        for name, unit in units.items()
+        if unit not in inside and not isinstance(unit, ScriptModule)
+    }
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -128,6 +167,10 @@ def _calls_children(module: nn.Module) -> bool:
     return isinstance(module, (*_OPEN, *_LISTS)) or not type(module).__module__.startswith(
         "torch.nn."
     )
+
+
+def _has(modules: Iterable[nn.Module], kind: type[nn.Module]) -> bool:
+    return any(isinstance(module, kind) for module in modules)
 
 
 def _has_layers(module: nn.Module) -> bool:

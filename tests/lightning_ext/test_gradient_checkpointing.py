@@ -277,6 +277,9 @@ def test_layers_that_are_trained_later_are_planned_anew() -> None:
         (lambda: DynamicGradientCheckpointing("much"), ValueError, "memory_budget='much'"),
         (lambda: DynamicGradientCheckpointing(None), TypeError, "memory_budget=None"),
         (lambda: DynamicGradientCheckpointing(0.5, blocks=[3]), TypeError, "blocks="),
+        (lambda: DynamicGradientCheckpointing(0.5, blocks=3), TypeError, "blocks=3: pass a list"),
+        (lambda: DynamicGradientCheckpointing(0.5, exclude=None), TypeError, "exclude=None"),
+        (lambda: DynamicGradientCheckpointing(0.5, [nn.ReLU()]), TypeError, "blocks="),
     ],
 )
 def test_bad_arguments(make: Callable[[], Any], error: type[Exception], message: str) -> None:
@@ -290,6 +293,9 @@ def test_blocks_that_are_not_there() -> None:
         fit(module, batches(x), DynamicGradientCheckpointing(0.5, blocks=["nothing"]))
     with pytest.raises(ValueError, match="exclude="):
         fit(module, batches(x), DynamicGradientCheckpointing(0.5, exclude=[nn.Conv2d]))
+    names = ["network.0", "network.o"]
+    with pytest.raises(ValueError, match=r"the module has none that is 'network.o'"):
+        fit(module, batches(x), DynamicGradientCheckpointing(0.5, exclude=names))
 
 
 def test_own_blocks_and_exclusions() -> None:
