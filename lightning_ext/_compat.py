@@ -7,8 +7,8 @@ one that is already imported wins, then `lightning`, then `pytorch_lightning`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -53,10 +53,12 @@ __all__ = [
     "callbacks_of",
     "default_store",
     "gather_states",
+    "has_hooks_of_others",
     "is_compiled",
     "is_compiled_in_place",
     "is_lightning_class",
     "is_of_parameter",
+    "is_transforming",
     "isolate_rng",
     "keep_samplers",
     "logged_at",
@@ -72,6 +74,7 @@ __all__ = [
     "set_rank",
     "subprocess_launcher",
     "syncs_batchnorm",
+    "transforms_allowed",
     "version_of",
     "with_sampler",
     "wrap_steps",
@@ -215,6 +218,60 @@ def is_of_parameter(tensor: Any) -> bool:
     """
     parameter = import_module("torch").nn.Parameter
     return isinstance(tensor, parameter) or isinstance(tensor._base, parameter)
+
+
+@cache
+def _c() -> Any:
+    return import_module("torch")._C
+
+
+def is_transforming() -> bool:
+    """Whether code runs inside of a transform of `torch.func`."""
+    return _c()._functorch.peek_interpreter_stack() is not None
+
+
+def _top() -> Any:
+    return _c()._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _is_ours(hooks: Any) -> bool:
+    return getattr(hooks[0], "__module__", "").startswith("lightning_ext.")
+
+
+def has_hooks_of_others() -> bool:
+    """Whether what is saved for the backward pass goes to hooks that are not ours."""
+    top = _top()
+    return top is not None and not _is_ours(top)
+
+
+@contextmanager
+def transforms_allowed() -> Iterator[None]:
+    """A context in which transforms of `torch.func` run where our hooks see what is saved.
+
+    They refuse to where there are any such hooks, so ours are put aside while they run.
+    """
+    graph: Any = import_module("torch.autograd.graph")
+    autograd = _c()._autograd
+    disable = graph.disable_saved_tensors_hooks
+
+    @contextmanager
+    def disabled(message: str) -> Iterator[None]:
+        aside = []
+        while (top := _top()) is not None and _is_ours(top):
+            autograd._pop_saved_tensors_default_hooks()
+            aside.append(top)
+        try:
+            with disable(message):
+                yield
+        finally:
+            for hooks in reversed(aside):
+                autograd._push_saved_tensors_default_hooks(*hooks)
+
+    graph.disable_saved_tensors_hooks = disabled
+    try:
+        yield
+    finally:
+        graph.disable_saved_tensors_hooks = disable
 
 
 def is_compiled(module: Any) -> bool:

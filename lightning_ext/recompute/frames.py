@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map, tree_map_only
 
-from lightning_ext._compat import is_of_parameter, version_of
+from lightning_ext._compat import version_of
 from lightning_ext.recompute.attributes import Attributes, Place, Unlike
 from lightning_ext.recompute.leaves import Chosen, Leaves
 from lightning_ext.recompute.ledger import held
 from lightning_ext.recompute.state import Surroundings
-from lightning_ext.recompute.tensors import first_of, fresh, tensors_in
+from lightning_ext.recompute.tensors import as_saved, first_of, fresh, stays, tensors_in
 from lightning_ext.recompute.units import is_sharded
 from strategies.checkpointing import Span
 
@@ -165,9 +165,9 @@ class Frame:
         self.calls.append(call)
 
         def pack(tensor: Tensor) -> Packed:
-            if is_of_parameter(tensor):
+            if stays(tensor):
                 call.shapes.append(None)
-                return tensor.detach()  # it is there in any case
+                return as_saved(tensor)
             number = len(call.shapes)
             call.shapes.append((tensor.shape, tensor.dtype))
             if call.truth:

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
-from lightning_ext._compat import is_of_parameter, version_of
+from lightning_ext._compat import is_transforming, version_of
 from lightning_ext.recompute.attributes import Attributes, Owners, Unlike
+from lightning_ext.recompute.hooks import Hook
 from lightning_ext.recompute.ledger import held
 from lightning_ext.recompute.state import Surroundings
-from lightning_ext.recompute.tensors import Identity, local, tensors_in
+from lightning_ext.recompute.tensors import Identity, as_saved, stays, storage_of, tensors_in
 
 
 @dataclass(frozen=True)
@@ -194,11 +195,11 @@ class Leaves:
 
     def pack(self, tensor: Tensor) -> Any:
         """What stands for a tensor in the graph."""
+        if stays(tensor):
+            return as_saved(tensor)
         found = self._found(tensor)
         if found:
             return self._piece(tensor, found)
-        if is_of_parameter(tensor):
-            return tensor.detach()
         if self._open is not None:
             self._open.held.append(Held(tensor.detach()))
             return self._open.held[-1]
@@ -233,11 +234,10 @@ class Leaves:
                 held(kept.tensor)
 
     def _new(self, layer: LayerCall, output: Any) -> Made | None:
-        if type(output) is not Tensor:
+        if type(output) is not Tensor or (storage := storage_of(output)) is None:
             return None
-        storage = output.untyped_storage()
         inputs = [v for v in tree_leaves((layer.args, layer.kwargs)) if isinstance(v, Input)]
-        if any(local(v.tensor).untyped_storage() is storage for v in inputs):
+        if any(storage_of(v.tensor) is storage for v in inputs):
             return None  # it has written to its input, or returned it
         made = Made(layer, Identity.of(output), int(output.storage_offset()))
         self._made[id(storage)] = made
@@ -246,7 +246,7 @@ class Leaves:
     def _found(self, tensor: Tensor) -> Made | None:
         if type(tensor) is not Tensor:
             return None
-        found = self._made.get(id(tensor.untyped_storage()))
+        found = self._made.get(id(storage_of(tensor)))
         return found if found and found.identity.holds(tensor) else None
 
     def _piece(self, tensor: Tensor, made: Made) -> Piece:
@@ -262,20 +262,21 @@ class Leaves:
 
 def attach(modules: Iterable[nn.Module]) -> list[RemovableHandle]:
     """Let layers tell the block that is running when they begin and end."""
+    before, after = Hook(_before), Hook(_after)
     handles = []
     for module in modules:
-        handles.append(module.register_forward_pre_hook(_before, with_kwargs=True))
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(
-            module.register_forward_hook(_after, with_kwargs=True, prepend=True, always_call=True)
+            module.register_forward_hook(after, with_kwargs=True, prepend=True, always_call=True)
         )
     return handles
 
 
 def _before(module: nn.Module, args: Any, kwargs: Any) -> None:
-    if _running.stack:
+    if _running.stack and not is_transforming():
         _running.stack[-1].before(module, args, kwargs)
 
 
 def _after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-    if _running.stack:
+    if _running.stack and not is_transforming():
         _running.stack[-1].after(module, output)

@@ -33,9 +33,9 @@ class Ledger:
         Returns:
             Bytes that it adds to what is counted.
         """
-        if self._known.get(tensor):
-            return 0
         size = memory_of(tensor)[1]
+        if not size or self._known.get(tensor):
+            return 0
         self._known.set(tensor, True, lambda _: self._gone(size))
         self.now += size
         self.peak = max(self.peak, self.now)

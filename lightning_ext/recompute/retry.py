@@ -7,6 +7,7 @@ import gc
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -165,22 +166,42 @@ class _Logging:
 
     def __enter__(self) -> None:
         self.own = vars(self.module).get("log")
-        log, left = self.module.log, self.before
-
-        def recorded(name: str, *args: Any, **kwargs: Any) -> None:
-            if left[name]:
-                left[name] -= 1
-                return
-            log(name, *args, **kwargs)
-            self.logged[name] += 1
-
-        self.module.log = recorded  # type: ignore[method-assign]
+        recorder = _Recorder(self.module, self.module.log, self.before, self.logged)
+        self.module.log = recorder  # type: ignore[method-assign, assignment]
 
     def __exit__(self, *_: object) -> None:
         if self.own is None:
             del self.module.log
         else:
             self.module.log = self.own  # type: ignore[method-assign]
+
+
+@dataclass
+class _Recorder:
+    """Stands for `self.log`.
+
+    Args:
+        module: That logs.
+        log: Its method.
+        left: How often each name is not to be logged again.
+        logged: How often it was logged.
+    """
+
+    module: LightningModule
+    log: Callable[..., None]
+    left: Counter[str]
+    logged: Counter[str]
+
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Log what was not logged yet."""
+        if self.left[name]:
+            self.left[name] -= 1
+            return
+        self.log(name, *args, **kwargs)
+        self.logged[name] += 1
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.module, "log")  # copies of the module have their own
 
 
 class Batch:

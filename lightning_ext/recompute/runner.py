@@ -7,109 +7,36 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
-from lightning_ext._compat import is_of_parameter, version_of
+from lightning_ext._compat import (
+    has_hooks_of_others,
+    is_transforming,
+    transforms_allowed,
+    version_of,
+)
 from lightning_ext.recompute import leaves
 from lightning_ext.recompute.attributes import Attributes, Owners, Place, Unseen
 from lightning_ext.recompute.blocks import Applied, Table, table
 from lightning_ext.recompute.frames import Call, Frame, unpack
+from lightning_ext.recompute.hooks import Hook
 from lightning_ext.recompute.leaves import Chosen, Leaves
 from lightning_ext.recompute.ledger import Ledger, counting, held, is_counting
 from lightning_ext.recompute.measure import Key, Measurement
 from lightning_ext.recompute.microbatched import Microbatched, microbatched
+from lightning_ext.recompute.running import Given, Last, Open, Run, private
 from lightning_ext.recompute.state import Surroundings
-from lightning_ext.recompute.tensors import copied, first_of, tensors_in
+from lightning_ext.recompute.tensors import as_saved, copied, first_of, stays, tensors_in
 from lightning_ext.recompute.trial import Different
 from lightning_ext.recompute.units import is_sharded, layers_in
 from strategies.checkpointing import Span
-
-
-@dataclass
-class _Last:
-    """The output of the block that ran last, which the next may take.
-
-    Args:
-        tensor: That output.
-        version: How often it had been written to.
-    """
-
-    tensor: weakref.ref[Tensor] | None = None
-    version: int = 0
-
-    @classmethod
-    def of(cls, output: Any) -> _Last:
-        found = first_of(output)
-        return cls() if found is None else cls(weakref.ref(found), version_of(found))
-
-    def taken_by(self, args: tuple[Any, ...]) -> bool:
-        """Whether the first argument is that output, as it was."""
-        if self.tensor is None or not args or not isinstance(args[0], Tensor):
-            return False
-        return self.tensor() is args[0] and version_of(args[0]) == self.version
-
-
-@dataclass
-class _Run:
-    """A frame that may go on with the next call.
-
-    Args:
-        frame: Its calls.
-        stop: Number of the call after its last.
-    """
-
-    frame: Frame
-    stop: int
-
-
-@dataclass
-class _Open:
-    """A block that is running.
-
-    Args:
-        name: Of it.
-        module: It.
-        contexts: In which it runs.
-        call: In a frame, if it is measured.
-        first: Copy of its first argument, if it is measured.
-        unseen: Looks for writes, if it is measured.
-        error: That was being handled when it began.
-    """
-
-    name: str
-    module: nn.Module
-    contexts: ExitStack
-    call: Call | None = None
-    first: Tensor | None = None
-    unseen: Unseen | None = None
-    error: BaseException | None = None
-
-
-@dataclass(frozen=True)
-class _Given:
-    """An argument of a block, which others may write to.
-
-    Args:
-        name: Of the block.
-        call: Number of the call.
-        first: Whether it is the first argument.
-        tensor: It.
-        version: How often it had been written to.
-    """
-
-    name: str
-    call: int
-    first: bool
-    tensor: weakref.ref[Tensor]
-    version: int
 
 
 @dataclass
@@ -145,11 +72,11 @@ class Runner:
 
     def _forget(self) -> None:
         self._counts, self._calls = Counter[str](), 0
-        self._last = _Last()
-        self._run: _Run | None = None
-        self._open: _Open | None = None
+        self._last = Last()
+        self._run: Run | None = None
+        self._open: Open | None = None
         self._expected = 0
-        self._given: list[_Given] = []
+        self._given: list[Given] = []
 
     def measure(self, free: Iterable[Tensor]) -> None:
         """Measure the next step.
@@ -193,11 +120,12 @@ class Runner:
         if layers is None:
             return
         self._owners = {name: Owners.inside(unit) for name, unit in self.units.items()}
+        before, after = Hook(self._before), Hook(self._after)
         for module in self.units.values():
             # Nearest to the forward pass of the module, so that other hooks are code outside.
-            self._handles.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
+            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             self._handles.append(
-                module.register_forward_hook(self._after, prepend=True, always_call=True)
+                module.register_forward_hook(after, prepend=True, always_call=True)
             )
         self._handles += leaves.attach(layers)
 
@@ -214,7 +142,7 @@ class Runner:
         self.on = True
         outside = self.measurement is not None or is_counting()
         try:
-            with saved_tensors_hooks(self._outside, unpack) if outside else nullcontext():
+            with transforms_allowed(), self._hooks() if outside else nullcontext():
                 yield
         finally:
             self.pause()
@@ -243,23 +171,26 @@ class Runner:
             step()
         return ledger.peak
 
+    def _hooks(self) -> AbstractContextManager[Any]:
+        return saved_tensors_hooks(self._outside, unpack)
+
     def _outside(self, tensor: Tensor) -> Tensor:
-        if not is_of_parameter(tensor):
+        if not stays(tensor):
             if self.measurement is not None:
                 self.measurement.hold(tensor)
             held(tensor)
-        # With its graph, an output that a node saves would keep that node, and itself, for ever.
-        return tensor.detach()
+        return as_saved(tensor)
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         name = self._names.get(module)  # none for a copy of the model
         if name is None or not self.on or self._open is not None or not torch.is_grad_enabled():
             return
-        if name in self.excluded:
+        # Inside of `torch.func`, and of checkpoints and the like, others see to what is saved.
+        if name in self.excluded or is_transforming() or has_hooks_of_others():
             return
         key = name, self._counts[name]
         self._counts[name] += 1
-        self._open = _Open(name, module, ExitStack(), error=sys.exception())
+        self._open = Open(name, module, ExitStack(), error=sys.exception())
         if self.measurement is not None:
             self._measured(key, args, kwargs)
         elif self.applied is not None:
@@ -281,15 +212,15 @@ class Runner:
         linked = self._last.taken_by(args) and not is_sharded(self._open.module)
         if self._run is None or not linked or self._calls >= self._run.stop:
             length = max(1, round(math.sqrt(len(self.units))))
-            self._run = _Run(Frame(), self._calls + length)
+            self._run = Run(Frame(), self._calls + length)
         # The block, or code after it, may write to what it takes: whether it does is seen today.
         begun = args[0] if self._run.frame.calls else None
         self._open.first = None if begun is None else copied(begun)
-        call = self._call(*_copied((args, kwargs), but=begun))
+        call = self._call(*private((args, kwargs), but=begun))
         call.truth = True
         self.measurement.began(key, linked, args)
         self._given += [
-            _Given(key[0], self._calls, t is first_of(args), weakref.ref(t), version_of(t))
+            Given(key[0], self._calls, t is first_of(args), weakref.ref(t), version_of(t))
             for t in tensors_in((args, kwargs))
         ]
         self._open.call, self._open.unseen = call, Unseen(self._owners[key[0]])
@@ -321,7 +252,7 @@ class Runner:
             if number is None or number not in self._spans:
                 return None
             span = self._spans[number]
-            self._run = _Run(Frame(shifted(span.inner, number)), span.stop)
+            self._run = Run(Frame(shifted(span.inner, number)), span.stop)
         assert self._run is not None
         assert number is not None
         self._expected = number + 1
@@ -333,7 +264,7 @@ class Runner:
             return
         self._open = None
         call.contexts.close()
-        self._last = _Last.of(output)
+        self._last = Last.of(output)
         if self.measurement is not None and call.call is not None and sys.exception() is call.error:
             self.measurement.ended(output)
             if call.unseen is not None and (place := call.unseen.found()):
@@ -374,20 +305,6 @@ class Runner:
             else:
                 self.excluded.setdefault(given.name, "an argument besides its first is written to")
         self._given = left
-
-
-def _copied(tree: Any, but: Tensor | None) -> Any:
-    """Arguments that nobody else writes to; what is one tensor in several places stays one."""
-    made: dict[int, Tensor] = {}
-
-    def copy(tensor: Tensor) -> Tensor:
-        if isinstance(tensor, nn.Parameter) or tensor is but:
-            return tensor
-        if id(tensor) not in made:
-            made[id(tensor)] = copied(tensor)
-        return made[id(tensor)]
-
-    return tree_map_only(Tensor, copy, tree)
 
 
 def shifted(spans: Iterable[Span], by: int) -> tuple[Span, ...]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lightning_ext._compat import version_of
+from lightning_ext._compat import is_of_parameter, is_transforming, version_of
 
 DEPTH = 3  # how far objects in batches are opened
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -91,10 +91,31 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+    """What a tensor keeps alive; none for sparse ones, those of `torch.func` and the like."""
+    try:
+        storage = local(tensor).untyped_storage()
+        storage.data_ptr()
+    except RuntimeError:
+        return None
+    return storage
+
+
 def memory_of(tensor: Tensor) -> tuple[int, int]:
     """Address and bytes of what a tensor keeps alive, which views share."""
-    storage = local(tensor).untyped_storage()
-    return storage.data_ptr(), storage.nbytes()
+    storage = storage_of(tensor)
+    return (-id(tensor), 0) if storage is None else (storage.data_ptr(), storage.nbytes())
+
+
+def stays(tensor: Tensor) -> bool:
+    """Whether a tensor that is saved is not worth to be dropped, or cannot be."""
+    return is_transforming() or storage_of(tensor) is None or is_of_parameter(tensor)
+
+
+def as_saved(tensor: Tensor) -> Tensor:
+    """What is put into a graph for a tensor that stays."""
+    # With its graph, an output that a node saves would keep that node, and itself, for ever.
+    return tensor if is_transforming() else tensor.detach()
 
 
 def owned_by(module: nn.Module) -> set[int]:
@@ -114,7 +135,7 @@ class ByMemory(Generic[_T]):
 
     def get(self, tensor: Tensor) -> _T | None:
         """The value of a tensor, if it has one."""
-        storage = local(tensor).untyped_storage()
+        storage = storage_of(tensor)
         found = self._values.get(id(storage))
         # What was freed may have left its place, and so its id, to another.
         return found[1] if found is not None and found[0]() is storage else None
@@ -127,8 +148,9 @@ class ByMemory(Generic[_T]):
             value: Its value.
             gone: Called when its memory is freed. Default: nothing is.
         """
-        storage = local(tensor).untyped_storage()
-        self._values[id(storage)] = weakref.ref(storage, gone), value
+        storage = storage_of(tensor)
+        if storage is not None:
+            self._values[id(storage)] = weakref.ref(storage, gone), value
 
 
 @dataclass(frozen=True)
@@ -154,7 +176,7 @@ class Identity:
 
     def shares(self, tensor: Tensor) -> bool:
         """Whether this tensor has the same memory and reads it in the same way."""
-        same = self.storage() is tensor.untyped_storage() and self.dtype == tensor.dtype
+        same = self.storage() is storage_of(tensor) and self.dtype == tensor.dtype
         return same and not (tensor.is_conj() or tensor.is_neg())
 
     def holds(self, tensor: Tensor) -> bool:
