@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lightning_ext.recompute.leaves import Chosen
 from lightning_ext.recompute.measure import Key, Measurement, Seen
@@ -12,6 +14,7 @@ from strategies.checkpointing import Block, Partial, RecomputePlan, Span, plan_r
 from strategies.checkpointing.budget import written
 from strategies.checkpointing.recompute import runs
 
+_MOST = 64  # blocks that are planned for, so that plans take seconds
 # Share of all activations from which on something is worth to be told.
 _WORTH = 0.02
 
@@ -41,18 +44,18 @@ class Table:
         keys: Of the calls.
         writes: Numbers of calls that write to their input.
         blocks: Of the calls, and of the code between them.
-        calls: Number of the call that each block is; none for code.
+        calls: Numbers of the calls that each block is; none for code.
         spans: Runs of blocks that can be run again.
-        ways: Calls of layers that each block's ways do not keep the outputs of.
+        ways: Calls of layers that each block's ways do not keep the outputs of, by call.
         weights: Bytes of attention weights that each call saves.
     """
 
     keys: tuple[Key, ...]
     writes: frozenset[int]
     blocks: tuple[Block, ...]
-    calls: tuple[int | None, ...]
+    calls: tuple[range | None, ...]
     spans: tuple[tuple[int, int], ...]
-    ways: tuple[tuple[Chosen, ...], ...]
+    ways: tuple[tuple[dict[int, Chosen], ...], ...]
     weights: tuple[int, ...]
 
     @property
@@ -80,18 +83,20 @@ class Table:
 
     def applied(self, plan: RecomputePlan) -> Applied:
         """A plan for blocks as one for calls."""
-        layers = {self._call(block): self.ways[block][way] for block, way in _all_partial(plan)}
+        layers: dict[int, Chosen] = {}
+        for block, way in _all_partial(plan):
+            layers |= self.ways[block][way]
         spans = tuple(self._span(span) for span in plan.spans)
         return Applied(self.keys, spans, layers, self.writes)
 
-    def _call(self, block: int) -> int:
-        number = self.calls[block]
-        assert number is not None
-        return number
+    def _calls(self, block: int) -> range:
+        numbers = self.calls[block]
+        assert numbers is not None
+        return numbers
 
     def _span(self, span: Span) -> Span:
         inner = tuple(self._span(s) for s in span.inner)
-        return Span(self._call(span.start), self._call(span.stop - 1) + 1, inner)
+        return Span(self._calls(span.start).start, self._calls(span.stop - 1).stop, inner)
 
 
 def table(measured: Measurement, writes: frozenset[int]) -> Table:
@@ -109,26 +114,73 @@ def table(measured: Measurement, writes: frozenset[int]) -> Table:
     for position, size in measured.outside:
         # Before the chain: within it, nothing that stays may come between.
         between[chains[position] if position < len(calls) else position] += size
-    rows: list[tuple[Block, int | None, tuple[Chosen, ...]]] = []
+    rows: list[_Row] = []
     for i, call in enumerate(calls):
         if between[i]:
-            rows.append((Block("other code", between[i], 0, 0.0), None, ()))
+            rows.append(_Row(Block("other code", between[i], 0, 0.0), None, ()))
         following = calls[i + 1] if i + 1 < len(calls) and calls[i + 1].linked else None
         kept = bool(following and following.seen and following.seen.first in following.seen.saved)
         rows.append(_block(call.key, call.seen, following is not None, kept, call.held, i))
     if between[-1]:
-        rows.append((Block("other code", between[-1], 0, 0.0), None, ()))
-    blocks, numbers, ways = zip(*rows, strict=True)
+        rows.append(_Row(Block("other code", between[-1], 0, 0.0), None, ()))
+    rows = _grouped(rows, chains)
+    numbers = [row.calls for row in rows]
     return Table(
-        tuple(call.key for call in calls), writes, blocks, numbers,
-        tuple(_spans(numbers, chains, writes)), ways,
+        tuple(call.key for call in calls), writes, tuple(row.block for row in rows),
+        tuple(numbers), tuple(_spans(numbers, chains, writes)), tuple(row.ways for row in rows),
         tuple(call.seen.weights if call.seen else 0 for call in calls),
     )  # fmt: skip
 
 
-def _block(
-    key: Key, seen: Seen | None, linked: bool, kept: bool, held: bool, number: int
-) -> tuple[Block, int, tuple[Chosen, ...]]:
+class _Row(NamedTuple):
+    """A block.
+
+    Args:
+        block: It.
+        calls: Their numbers; none for code.
+        ways: As in `Table`.
+    """
+
+    block: Block
+    calls: range | None
+    ways: tuple[dict[int, Chosen], ...]
+
+
+def _grouped(rows: Sequence[_Row], chains: Sequence[int]) -> list[_Row]:
+    """Neighbours of one chain as one block, so that there are few enough to plan for."""
+    most = math.ceil(len(rows) / _MOST)
+    found: list[list[_Row]] = []
+    for row in rows:
+        last = found[-1] if found else []
+        if last and len(last) < most and _same_chain(last[-1].calls, row.calls, chains):
+            last.append(row)
+        else:
+            found.append([row])
+    return [group[0] if len(group) == 1 else _joined(group) for group in found]
+
+
+def _joined(rows: Sequence[_Row]) -> _Row:
+    """Blocks as one: all of it is kept, run again, or saves less in the first way of each."""
+    blocks, last = [row.block for row in rows], rows[-1].block
+    first, final = rows[0].calls, rows[-1].calls
+    assert first is not None
+    assert final is not None
+    saved = sum(block.saved for block in blocks)
+    partial: tuple[Partial, ...] = ()
+    ways: tuple[dict[int, Chosen], ...] = ()
+    less = [(row.block.saved, row.block.partial[0], row.ways[0]) for row in rows if row.ways]
+    if less:
+        kept = saved - sum(all_ - way.saved for all_, way, _ in less)
+        peak = kept + max(way.peak - way.saved for _, way, _ in less)
+        partial = (Partial(kept, sum(way.extra for _, way, _ in less), peak),)
+        ways = ({number: layers for _, _, way in less for number, layers in way.items()},)
+    cost = sum(block.cost for block in blocks)
+    name = f"{blocks[0].name} to {last.name}"
+    joined = Block(name, saved, last.output, cost, 0, partial, last.loose, last.handed)
+    return _Row(joined, range(first.start, final.stop), ways)
+
+
+def _block(key: Key, seen: Seen | None, linked: bool, kept: bool, held: bool, number: int) -> _Row:
     """A call as a block.
 
     Args:
@@ -141,7 +193,7 @@ def _block(
     """
     name = key[0] if not key[1] else f"{key[0]} (call {key[1] + 1})"
     if seen is None:  # nothing of it was asked for in the backward pass
-        return Block(name, 0, 0, 0.0), number, ()
+        return _Row(Block(name, 0, 0, 0.0), range(number, number + 1), ())
     address, size = seen.output
     own = {a: n for a, n in seen.saved.items() if a not in seen.inputs}
     if held:
@@ -156,11 +208,11 @@ def _block(
     output = size if linked and not held else 0
     loose = 0 if address in own else output
     block = Block(name, saved, output, seen.cost, 0, partial, loose, handed)
-    return block, number, tuple(way.chosen for way in ways)
+    return _Row(block, range(number, number + 1), tuple({number: way.chosen} for way in ways))
 
 
 def _spans(
-    numbers: Sequence[int | None], chains: Sequence[int], writes: frozenset[int]
+    numbers: Sequence[range | None], chains: Sequence[int], writes: frozenset[int]
 ) -> Iterator[tuple[int, int]]:
     """Runs of blocks in one chain; what writes to its input cannot begin one."""
     start = 0
@@ -170,13 +222,14 @@ def _spans(
             stop += 1
         if number is not None:
             for first, last in runs(stop - start):
-                if numbers[start + first] not in writes:
+                begins = numbers[start + first]
+                if begins is not None and begins.start not in writes:
                     yield start + first, start + last
         start = stop
 
 
-def _same_chain(first: int | None, other: int | None, chains: Sequence[int]) -> bool:
-    return first is not None and other is not None and chains[first] == chains[other]
+def _same_chain(first: range | None, other: range | None, chains: Sequence[int]) -> bool:
+    return first is not None and other is not None and chains[first[0]] == chains[other[0]]
 
 
 def _all_partial(plan: RecomputePlan) -> Iterator[tuple[int, int]]:

@@ -76,7 +76,10 @@ class Solver:
             )
             for b in self.blocks
         ]
-        self.same: dict[tuple[Any, ...], _Interval] = {}
+        self.same: dict[int, _Interval] = {}
+        # Intervals that are alike have one number; of the one that begins a block later, and so on.
+        self.numbers: dict[tuple[Any, ...], int] = {}
+        self.alike: dict[tuple[int, int], int] = {}
 
     def solve(self) -> Steps:
         """Least cost of all blocks by memory."""
@@ -92,10 +95,9 @@ class Solver:
         return self.intervals[0, last].best
 
     def _interval(self, s: int, t: int) -> _Interval:
-        key = tuple(
-            (self.kinds[i], tuple(n for n in self.lengths.get(i, ()) if i + n - 1 <= t))
-            for i in range(s, t + 1)
-        )
+        lengths = tuple(n for n in self.lengths.get(s, ()) if s + n - 1 <= t)
+        first = self.kinds[s], lengths, self.alike.get((s + 1, t), -1)
+        key = self.alike[s, t] = self.numbers.setdefault(first, len(self.numbers))
         if key not in self.same:
             kept = _lowest([*self._keeping(s, t)])
             spans = [self._span(s, s + length, t) for length in self._spans(s, t)]
