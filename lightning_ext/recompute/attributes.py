@@ -94,7 +94,7 @@ class Attributes:
         Raises:
             Unlike: Another large tensor has changed.
         """
-        now = [kept.contents() for kept in self._kept]
+        now = [(kept, kept.contents(), kept.trained()) for kept in self._kept]
         put: list[tuple[str, Tensor, int]] = []
         try:
             for kept in self._kept:
@@ -102,8 +102,8 @@ class Attributes:
                     put.append((key, tensor, version_of(tensor)))
             yield
         finally:
-            for kept, contents in zip(self._kept, now, strict=True):
-                kept.fill(contents)
+            for kept, contents, trained in now:
+                kept.fill(contents, trained)
         for key, tensor, version in put:
             if version_of(tensor) != version:
                 raise Unlike(self.name, f"it has written to {key}, as it had not before")
@@ -141,13 +141,16 @@ class _Kept:
         owner: The module.
         where: It.
         strong: Whether large tensors in it are kept alive.
+        parameters: Whether it holds parameters. Default: False.
     """
 
-    def __init__(self, owner: nn.Module, where: Any, strong: bool) -> None:
-        self.owner, self.where = owner, where
+    def __init__(
+        self, owner: nn.Module, where: Any, strong: bool, parameters: bool = False
+    ) -> None:
+        self.owner, self.where, self.parameters = owner, where, parameters
         self.copies: list[tuple[str, Tensor]] = []
         self.large: dict[str, tuple[Callable[[], Tensor | None], int]] = {}
-        self.then = self.contents()
+        self.then, self.then_trained = self.contents(), self.trained()
         if not isinstance(where, dict):
             return
         for key, value in where.items():
@@ -166,7 +169,16 @@ class _Kept:
     def contents(self) -> Any:
         return self.where.copy()
 
-    def fill(self, contents: Any) -> None:
+    def trained(self) -> list[tuple[nn.Parameter, bool]]:
+        if not self.parameters:
+            return []
+        found = self.where.values()
+        return [(p, p.requires_grad) for p in found if isinstance(p, nn.Parameter)]
+
+    def fill(self, contents: Any, trained: list[tuple[nn.Parameter, bool]]) -> None:
+        for parameter, wants in trained:
+            if parameter.requires_grad != wants:
+                parameter.requires_grad_(wants)
         if isinstance(self.where, list):
             self.where[:] = contents
         else:
@@ -197,16 +209,16 @@ class _Kept:
             else:
                 # What it writes there counts once.
                 contents[key] = tensor.clone() if tensor is not None and now is tensor else now
-        self.fill(contents)
+        self.fill(contents, self.then_trained)
         return put
 
 
-def _containers(owner: nn.Module, parameters: bool) -> Iterator[tuple[Any, bool]]:
+def _containers(owner: nn.Module, parameters: bool) -> Iterator[tuple[Any, ...]]:
     own = vars(owner)
     yield own, False
     yield buffers_in(owner), True
     if parameters:
-        yield parameters_in(owner), True
+        yield parameters_in(owner), True, True
     for key, value in own.items():
         if type(value) in (list, dict, set) and key not in _TORCHS:
             yield value, True

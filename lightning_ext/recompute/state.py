@@ -9,6 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_cuda = torch.backends.cuda
+_KERNELS = (
+    (_cuda.flash_sdp_enabled, _cuda.enable_flash_sdp),
+    (_cuda.mem_efficient_sdp_enabled, _cuda.enable_mem_efficient_sdp),
+    (_cuda.math_sdp_enabled, _cuda.enable_math_sdp),
+    (_cuda.cudnn_sdp_enabled, _cuda.enable_cudnn_sdp),
+)
 Random = tuple[Tensor, dict[int, Tensor]]
 
 
@@ -35,10 +42,12 @@ class Surroundings:
     Args:
         random: Of the CPU, and of the GPUs that the inputs are on.
         autocast: By type of device: whether it is on, its dtype, whether it caches.
+        attention: Which kernels there are for `F.scaled_dot_product_attention`.
     """
 
     random: Random
     autocast: dict[str, tuple[bool, torch.dtype, bool]]
+    attention: tuple[bool, ...]
 
     @classmethod
     def now(cls, inputs: tuple[Tensor, ...]) -> Surroundings:
@@ -50,7 +59,7 @@ class Surroundings:
             for kind in kinds
             if torch.amp.is_autocast_available(kind)
         }
-        return cls(random_state(_devices(inputs)), autocast)
+        return cls(random_state(_devices(inputs)), autocast, _attention())
 
     @contextmanager
     def again(self, grad: bool) -> Iterator[None]:
@@ -59,7 +68,7 @@ class Surroundings:
         Args:
             grad: Whether a graph is made.
         """
-        before = random_state(list(self.random[1]))
+        before, attention = random_state(list(self.random[1])), _attention()
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(grad))
             for kind, (on, dtype, cached) in self.autocast.items():
@@ -67,7 +76,19 @@ class Surroundings:
                     torch.amp.autocast(kind, dtype=dtype, enabled=on, cache_enabled=cached)
                 )
             set_random_state(self.random)
+            _set_attention(self.attention)
             try:
                 yield
             finally:
                 set_random_state(before)
+                _set_attention(attention)
+
+
+def _attention() -> tuple[bool, ...]:
+    return tuple(enabled() for enabled, _ in _KERNELS)
+
+
+def _set_attention(enabled: tuple[bool, ...]) -> None:
+    if enabled != _attention():
+        for (_, enable), on in zip(_KERNELS, enabled, strict=True):
+            enable(on)
