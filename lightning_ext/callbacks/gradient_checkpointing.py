@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from lightning_ext._compat import LightningModule, Trainer, callbacks_of, rank_zero_warn, wrap_steps
 from lightning_ext.callbacks._base import DecidingCallback
 from lightning_ext.recompute.attributes import Unlike
-from lightning_ext.recompute.blocks import Applied, Table
+from lightning_ext.recompute.blocks import Table
 from lightning_ext.recompute.device import memory_left
 from lightning_ext.recompute.ledger import Ledger, counting
 from lightning_ext.recompute.microbatched import Microbatched
+from lightning_ext.recompute.planned import (
+    Planned,
+    Shapes,
+    explain,
+    in_words,
+    kinds_of,
+    largest,
+    somewhat_larger,
+)
 from lightning_ext.recompute.retry import Attempts, Batch
 from lightning_ext.recompute.runner import Runner
-from lightning_ext.recompute.tensors import tensors_in
+from lightning_ext.recompute.tensors import DEPTH, tensors_in
 from lightning_ext.recompute.units import chosen, free_units, missing, units_of, without
 from strategies.checkpointing import MemoryReport, RecomputePlan
 from strategies.checkpointing.budget import check_budget, written
 
 # Of the peak that was too much; each attempt takes so much less.
 _TIGHTER = 0.75
-Shapes = tuple[tuple[int, ...], ...]
-
-
-@dataclass
-class _Planned:
-    """What is done with batches of one kind.
-
-    Args:
-        table: Blocks of a step, as measured.
-        applied: What is run again.
-        report: For people.
-    """
-
-    table: Table | Microbatched
-    applied: Applied
-    report: MemoryReport
+_TOLD = 1.05  # of a budget, from which on it is told that it was not kept
+_TRIES = 3  # to correct a plan, or to see more of the calls that there are
 
 
 class DynamicGradientCheckpointing(DecidingCallback):
@@ -99,17 +92,18 @@ class DynamicGradientCheckpointing(DecidingCallback):
         super().__init__()
         self._budget = check_budget(memory_budget)
         self.memory_budget = memory_budget
-        self.blocks = None if blocks is None else _kinds("blocks", blocks)
-        self.exclude = _kinds("exclude", exclude)
+        self.blocks = None if blocks is None else kinds_of("blocks", blocks)
+        self.exclude = kinds_of("exclude", exclude)
         self.plan_: RecomputePlan | None = None
         self.report_: MemoryReport | None = None
         self._forget()
 
     def _forget(self) -> None:
         self._runner: Runner | None = None
-        self._plans: dict[tuple[int, Shapes], _Planned] = {}
+        self._plans: dict[tuple[int, Shapes], Planned] = {}
         self._now: tuple[int, Shapes] | None = None
-        self._in_use: _Planned | None = None
+        self._in_use: Planned | None = None
+        self._anew: Planned | None = None  # blocks are to be measured again that it does not have
         self._step = ExitStack()
         self._ledger: Ledger | None = None
         self._parameters: list[nn.Parameter] = []
@@ -164,11 +158,12 @@ class DynamicGradientCheckpointing(DecidingCallback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         assert self._runner is not None
-        shapes = tuple(tuple(t.shape) for t in tree_leaves(batch) if isinstance(t, Tensor))
+        tensors = tensors_in(batch, DEPTH)
+        shapes = tuple(tuple(t.shape) for t in tensors)
         self._now = sum(p.requires_grad for p in self._parameters), shapes
-        free = self._free = [*pl_module.parameters(), *pl_module.buffers(), *tensors_in(batch)]
+        free = self._free = [*pl_module.parameters(), *pl_module.buffers(), *tensors]
         self._batch = Batch(batch)
-        planned = self._plan_for(self._now)
+        planned = None if self._anew else self._plan_for(self._now)
         if planned is None:
             self._in_use = None
             if not self._runner.units.keys() <= self._runner.excluded.keys():
@@ -225,6 +220,10 @@ class DynamicGradientCheckpointing(DecidingCallback):
             report = replace(self._in_use.report, measured=self._ledger.peak)
             self._in_use.report, self._ledger = report, None
             self.report_ = report
+            if not self._runner.unknown:
+                self._correct(trainer, self._in_use)
+        if self._runner.unknown and self._in_use is not None and self._in_use.tries < _TRIES:
+            self._anew = self._in_use  # a step that leaves out other blocks each time
         if self._runner.measurement is not None:
             table = self._runner.measured(trainer.strategy)
             self._tell(trainer)
@@ -233,16 +232,16 @@ class DynamicGradientCheckpointing(DecidingCallback):
             else:
                 self._decide(trainer, table)
 
-    def _plan_for(self, kind: tuple[int, Shapes]) -> _Planned | None:
+    def _plan_for(self, kind: tuple[int, Shapes]) -> Planned | None:
         """The plan for batches of a kind, or of one that is somewhat larger."""
         if kind in self._plans:
             return self._plans[kind]
         for known, planned in self._plans.items():
-            if known[0] == kind[0] and _somewhat_larger(known[1], kind[1]):
+            if known[0] == kind[0] and somewhat_larger(known[1], kind[1]):
                 return planned
         return None
 
-    def _use(self, planned: _Planned) -> None:
+    def _use(self, planned: Planned) -> None:
         assert self._runner is not None
         self._runner.apply(planned.applied)
         self._in_use = planned
@@ -251,11 +250,18 @@ class DynamicGradientCheckpointing(DecidingCallback):
     def _decide(self, trainer: Trainer, table: Table | Microbatched) -> None:
         assert self._now is not None
         plan = table.plan(self._bytes(trainer, table))
-        shapes = _written(self._now[1])
+        shapes = in_words(self._now[1])
         assert self._runner is not None
         left = tuple(f"{n} is not run again: {why}" for n, why in self._runner.excluded.items())
         report = MemoryReport(shapes, table.blocks, plan, advice=(*table.advice, *left))
-        self._plans[self._now] = _Planned(table, table.applied(plan), report)
+        planned = Planned(table, table.applied(plan), report)
+        old, self._anew = self._anew, None
+        if old is not None and old is self._plan_for(self._now):
+            planned.tries = old.tries = old.tries + 1
+            if len(old.applied.order) >= len(planned.applied.order):
+                self._use(old)
+                return
+        self._plans[self._now] = planned
         self._use(self._plans[self._now])
         # A run that was interrupted may have decided this before.
         if str(report) not in (d.reason for d in self.decisions_):
@@ -267,9 +273,37 @@ class DynamicGradientCheckpointing(DecidingCallback):
             rank_zero_warn(
                 f"memory_budget={self.memory_budget!r} is {written(plan.budget)} for a batch of "
                 f"{shapes}; the least that its activations can be brought to is "
-                f"{written(plan.peak)}, which is done. Largest blocks: {_largest(table)}. Smaller "
+                f"{written(plan.peak)}, which is done. Largest blocks: {largest(table)}. Smaller "
                 "blocks (blocks=), a smaller batch or a shorter sequence need less"
             )
+
+    def _correct(self, trainer: Trainer, planned: Planned) -> None:
+        """After a step took more than its budget, as something holds what was to be dropped."""
+        plan, measured = planned.report.plan, planned.report.measured
+        assert measured is not None
+        if not plan.fits or measured <= plan.budget or plan.budget >= plan.plain_peak:
+            return
+        planned.tries += 1
+        tighter = planned.table.plan(max(plan.peak - (measured - plan.budget), 0))
+        if tighter.peak < plan.peak and planned.tries <= _TRIES:
+            self._tighten(trainer, planned, tighter, f"a step took {written(measured)}")
+        elif measured > _TOLD * plan.budget:
+            rank_zero_warn(
+                f"memory_budget={self.memory_budget!r} is {written(plan.budget)}, and a step took "
+                f"{written(measured)}: something keeps what blocks have saved, such as an "
+                "attribute of a layer"
+            )
+
+    def _tighten(
+        self, trainer: Trainer, planned: Planned, plan: RecomputePlan, reason: str
+    ) -> None:
+        planned.applied = planned.table.applied(plan)
+        planned.report = replace(
+            planned.report, plan=replace(plan, budget=planned.report.plan.budget), measured=None
+        )
+        self._use(planned)
+        reason = f"{reason}; {planned.report}"
+        self.record(trainer, "tighten", reason, budget=plan.budget, predicted=plan.peak)
 
     def _tell(self, trainer: Trainer) -> None:
         """Say which blocks are not run again, once."""
@@ -296,7 +330,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         self._runner.excluded[error.name] = error.reason
         self._tell(trainer)
         self._plans.clear()
-        self._ledger = self._in_use = None
+        self._ledger = self._in_use = self._anew = None
         self._runner.measure(self._free)
         self._step.enter_context(self._runner.step())
         return True
@@ -307,19 +341,16 @@ class DynamicGradientCheckpointing(DecidingCallback):
         self._step.close()
         planned, self._ledger = self._in_use, None
         if planned is None:
-            _explain(self._now, None)
+            explain(self._now, None)
             return False
         peak = planned.report.plan.peak
         plan = planned.table.plan(_TIGHTER * peak)
         if plan.peak >= peak:
-            _explain(self._now, planned)
+            explain(self._now, planned)
             return False
-        planned.applied = planned.table.applied(plan)
-        planned.report = replace(planned.report, plan=plan, measured=None)
-        self._use(planned)
-        reason = f"a step was out of memory; {planned.report}"
-        self.record(trainer, "tighten", reason, budget=plan.budget, predicted=plan.peak)
-        rank_zero_warn(f"DynamicGradientCheckpointing: {reason}")
+        planned.report = replace(planned.report, plan=plan)
+        self._tighten(trainer, planned, plan, "a step was out of memory")
+        rank_zero_warn(f"DynamicGradientCheckpointing: {self.decisions_[-1].reason}")
         self._step.enter_context(self._runner.step())
         return True
 
@@ -337,49 +368,3 @@ class DynamicGradientCheckpointing(DecidingCallback):
         if not any(optimizer.state for optimizer in trainer.optimizers):
             missing += 2 * sum(p.numel() * p.element_size() for p in trained)
         return min(max(left - missing, 0), table.plain_peak)  # more is not needed
-
-
-def _kinds(name: str, value: Any) -> tuple[type[nn.Module] | str, ...]:
-    if not isinstance(value, (str, type, Iterable)) or isinstance(value, nn.Module):
-        raise TypeError(f"{name}={value!r}: pass a list of classes of modules or of their names")
-    found = (value,) if isinstance(value, (str, type)) else tuple(value)
-    for kind in found:
-        if not isinstance(kind, str) and not (
-            isinstance(kind, type) and issubclass(kind, nn.Module)
-        ):
-            raise TypeError(f"{name}={value!r}: pass classes of modules or their names")
-    return found
-
-
-def _somewhat_larger(known: Shapes, asked: Shapes) -> bool:
-    """Whether every dimension is as large, and the whole at most twice as large."""
-    if len(known) != len(asked) or any(len(a) != len(b) for a, b in zip(known, asked, strict=True)):
-        return False
-    pairs = [(a, b) for k, s in zip(known, asked, strict=True) for a, b in zip(k, s, strict=True)]
-    sizes = [sum(math.prod(shape) for shape in shapes) for shapes in (known, asked)]
-    return all(a >= b for a, b in pairs) and sizes[0] <= 2 * sizes[1]
-
-
-def _explain(kind: tuple[int, Shapes] | None, planned: _Planned | None) -> None:
-    shapes = _written(kind[1]) if kind else "unknown"
-    if planned is None:
-        reason = "every block was run again, as in each first step with a batch of new shapes"
-    else:
-        least = written(planned.report.plan.peak)
-        reason = (
-            f"its activations need {least} at least, which was planned; largest blocks: "
-            f"{_largest(planned.table)}"
-        )
-    rank_zero_warn(
-        f"a batch of {shapes} does not fit: {reason}. A smaller batch or a shorter sequence, "
-        "smaller blocks (blocks=), a lower precision or an optimizer with less state need less"
-    )
-
-
-def _written(shapes: Shapes) -> str:
-    return ", ".join("x".join(map(str, shape)) for shape in shapes) or "unknown"
-
-
-def _largest(table: Table | Microbatched, most: int = 3) -> str:
-    found = sorted(table.blocks, key=lambda block: -block.saved)[:most]
-    return ", ".join(f"{block.name} ({written(block.saved)})" for block in found)

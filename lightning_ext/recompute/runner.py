@@ -71,6 +71,7 @@ class Runner:
         self._forget()
 
     def _forget(self) -> None:
+        self.unknown = False
         self._counts, self._calls = Counter[str](), 0
         self._last = Last()
         self._run: Run | None = None
@@ -230,6 +231,7 @@ class Runner:
         assert self.applied is not None
         assert self._open is not None
         number = self._numbers.get(key)
+        self.unknown |= number is None
         chosen: Chosen = {} if number is None else self.applied.layers.get(number, {})
         frame = self._frame(number, args)
         if frame is not None:

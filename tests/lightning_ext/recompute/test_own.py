@@ -126,7 +126,8 @@ def test_weights_are_those_of_the_plain_run(name: str, budget: float | str) -> N
     assert same(plain, module)
     assert len(module.seen) == 6  # no step was run twice
     alone = name in ("running mean, large", "codebook", "codebook, unseen")
-    assert [d.action for d in callback.decisions_] == ["exclude" if alone else "plan"]
+    assert callback.decisions_[0].action == ("exclude" if alone else "plan")
+    assert {d.action for d in callback.decisions_[1:]} <= {"tighten"}
     assert (callback.plan_ is None) == alone
     assert callback.plan_ is None or bool(callback.plan_.extra) == (budget == 0.4)
 

@@ -111,7 +111,8 @@ def test_all_is_as_before(kind: type[Short], accumulate: int) -> None:
     assert module.failed
     assert same(plain, module)
     assert found.callback_metrics == expected.callback_metrics
-    assert [d.action for d in callback.decisions_] == ["plan", "tighten"]
+    assert callback.decisions_[0].action == "plan"
+    assert "tighten" in {d.action for d in callback.decisions_[1:]}
 
 
 def test_a_step_that_has_written_to_its_batch_is_not_run_again() -> None:
