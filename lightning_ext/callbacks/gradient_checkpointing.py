@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lightning_ext._compat import LightningModule, Trainer, callbacks_of, rank_zero_warn, wrap_steps
 from lightning_ext.callbacks._base import DecidingCallback
+from lightning_ext.recompute.agree import Agreement
 from lightning_ext.recompute.attributes import Unlike
 from lightning_ext.recompute.blocks import Table
 from lightning_ext.recompute.device import memory_left
@@ -108,6 +109,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         self._ledger: Ledger | None = None
         self._parameters: list[nn.Parameter] = []
         self._free: list[Tensor] = []
+        self._agreement = Agreement()
         self._batch: Batch | None = None
         self._told: set[str] = set()
         self._undo: Callable[[], None] | None = None
@@ -142,9 +144,14 @@ class DynamicGradientCheckpointing(DecidingCallback):
                 else "the module has no blocks besides those that exclude= names"
             )
             rank_zero_warn(f"DynamicGradientCheckpointing: nothing can be run again, as {reason}")
-        self._runner = Runner(
-            usable, agree=lambda yes: trainer.strategy.reduce_boolean_decision(yes, all=True)
-        )
+        self._agreement = Agreement.of(trainer.strategy)
+
+        def agree(yes: bool, sharded: bool) -> bool:
+            if sharded:
+                yes = trainer.strategy.reduce_boolean_decision(yes, all=True)
+            return self._agreement.all(yes)
+
+        self._runner = Runner(usable, agree=agree)
         self._parameters = list(pl_module.parameters())
         attempts = Attempts(pl_module)
         if trainer.world_size == 1:  # other ranks would wait for this one, or for too much
@@ -249,7 +256,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
 
     def _decide(self, trainer: Trainer, table: Table | Microbatched) -> None:
         assert self._now is not None
-        plan = table.plan(self._bytes(trainer, table))
+        plan = self._agreed(table, table.plan(self._bytes(trainer, table)))
         shapes = in_words(self._now[1])
         assert self._runner is not None
         left = tuple(f"{n} is not run again: {why}" for n, why in self._runner.excluded.items())
@@ -277,14 +284,26 @@ class DynamicGradientCheckpointing(DecidingCallback):
                 "blocks (blocks=), a smaller batch or a shorter sequence need less"
             )
 
+    def _agreed(self, table: Table | Microbatched, plan: RecomputePlan) -> RecomputePlan:
+        """A plan, or none of it where ranks that wait for each other in blocks have others."""
+        if self._agreement.same(repr((plan.spans, plan.partial))):
+            return plan
+        rank_zero_warn(
+            "DynamicGradientCheckpointing: ranks of the tensor axis came to different plans, as "
+            "their pieces differ; nothing is run again"
+        )
+        return replace(table.plan(table.plain_peak), spans=(), partial=())
+
     def _correct(self, trainer: Trainer, planned: Planned) -> None:
         """After a step took more than its budget, as something holds what was to be dropped."""
         plan, measured = planned.report.plan, planned.report.measured
         assert measured is not None
-        if not plan.fits or measured <= plan.budget or plan.budget >= plan.plain_peak:
+        kept = not plan.fits or measured <= plan.budget or plan.budget >= plan.plain_peak
+        if self._agreement.all(kept):
             return
         planned.tries += 1
-        tighter = planned.table.plan(max(plan.peak - (measured - plan.budget), 0))
+        over = -self._agreement.least(plan.budget - measured)
+        tighter = self._agreed(planned.table, planned.table.plan(max(plan.peak - over, 0)))
         if tighter.peak < plan.peak and planned.tries <= _TRIES:
             self._tighten(trainer, planned, tighter, f"a step took {written(measured)}")
         elif measured > _TOLD * plan.budget:
@@ -367,4 +386,5 @@ class DynamicGradientCheckpointing(DecidingCallback):
         missing = sum(p.numel() * p.element_size() for p in trained if p.grad is None)
         if not any(optimizer.state for optimizer in trainer.optimizers):
             missing += 2 * sum(p.numel() * p.element_size() for p in trained)
-        return min(max(left - missing, 0), table.plain_peak)  # more is not needed
+        # More is not needed.
+        return self._agreement.least(min(max(left - missing, 0), table.plain_peak))

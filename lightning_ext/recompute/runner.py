@@ -50,7 +50,8 @@ class Runner:
         on: Whether a forward pass of the step is running.
         writes: Numbers of calls whose first argument is written to.
         excluded: Blocks that are never run again, and why.
-        agree: Tells all ranks whether all say yes. Default: this is the only one.
+        agree: Tells all ranks whether all say yes, and gets whether the block is divided over
+            them. Default: this is the only one.
     """
 
     units: Mapping[str, nn.Module]
@@ -59,7 +60,7 @@ class Runner:
     on: bool = False
     writes: set[int] = field(default_factory=set)
     excluded: dict[str, str] = field(default_factory=dict)
-    agree: Callable[[bool], bool] = bool
+    agree: Callable[[bool, bool], bool] = lambda yes, _: yes
 
     def __post_init__(self) -> None:
         self._names = {module: name for name, module in self.units.items()}
@@ -286,7 +287,7 @@ class Runner:
         except Different as reason:
             self.excluded[call.name] = str(reason)
         self.on = True
-        if is_sharded(call.module) and not self.agree(call.name not in self.excluded):
+        if not self.agree(call.name not in self.excluded, is_sharded(call.module)):
             self.excluded.setdefault(call.name, "another rank cannot run it again")
         if call.name in self.excluded:
             self._run = None

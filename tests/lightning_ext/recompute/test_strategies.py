@@ -26,14 +26,18 @@ def test_two_ranks(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    for rank in range(2):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for rank, found in enumerate(ranks):
+        steps = {"ddp": 5, "fsdp": 5, "pipeline": 20 * rank * 2, "tensor": 10}
         for kind, result in found.items():
             assert result["same"], (kind, rank)
-            assert result["steps"] == {"ddp": 5, "fsdp": 5, "pipeline": 20 * rank * 2}[kind]
+            assert result["steps"] == steps[kind]
             assert result["extra"] > 0
-            measured = result["measured"]
-            assert result["predicted"] * 0.95 <= measured <= result["predicted"], (kind, rank)
+            if kind != "tensor":  # what is gathered for a moment is not predicted
+                measured = result["measured"]
+                assert result["predicted"] * 0.95 <= measured <= result["predicted"], (kind, rank)
+    # Ranks that wait for each other follow the one with the least memory.
+    assert ranks[0]["tensor"]["extra"] == ranks[1]["tensor"]["extra"]
 
 
 class Quiet(Module):
