@@ -7,9 +7,11 @@ from collections import UserDict
 from dataclasses import dataclass
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 from torch.utils.data import DataLoader
 
 from lightning_ext import DynamicGradientCheckpointing
@@ -127,3 +129,35 @@ def test_batches_that_torch_does_not_open(make: Any) -> None:
 class Sizes(Peaks):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
         super().on_train_batch_start(trainer, pl_module, [])
+
+
+class Tracked(pl.Callback):
+    """What torch's own tracker counts in each step, without parameters and their gradients."""
+
+    def __init__(self) -> None:
+        self.peaks: list[int] = []
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.tracker = MemTracker()
+        self.tracker.__enter__()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.tracker.__exit__(None, None, None)
+        found = self.tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
+        kept = found[_MemRefType.PARAM] + found[_MemRefType.GRAD]
+        self.peaks.append(found["Total"] - kept)
+
+
+@pytest.mark.matrix  # half a minute each
+@pytest.mark.parametrize("budget", [0.8, 0.6, 0.4, 0.2])
+def test_torchs_own_tracker_counts_what_is_predicted(budget: float) -> None:
+    """It also counts gradients on their way, of at most half a block."""
+    torch.manual_seed(0)
+    layers = (nn.TransformerEncoderLayer(WIDTH, 4, 256, batch_first=True) for _ in range(8))
+    module, callback = Module(nn.Sequential(*layers)), DynamicGradientCheckpointing(budget)
+    tracked = Tracked()
+    fit(module, batches(torch.randn(8, 32, WIDTH), 4), tracked, callback)
+    assert callback.report_ is not None
+    plan = callback.report_.plan
+    assert plan.peak <= plan.budget
+    assert plan.peak <= tracked.peaks[-1] <= plan.peak + plan.budget / budget / 8 / 2
