@@ -153,8 +153,9 @@ class _Kept:
         self.then, self.then_trained = self.contents(), self.trained()
         if not isinstance(where, dict):
             return
-        for key, value in where.items():
-            if not isinstance(value, Tensor) or key in _TORCHS:
+        for key in where.keys() - _TORCHS:
+            value = where[key]
+            if not isinstance(value, Tensor):
                 continue
             if is_small(value) and not isinstance(value, nn.Parameter):
                 # With its graph, an attribute that was set in the last step would keep that step.
@@ -219,9 +220,9 @@ def _containers(owner: nn.Module, parameters: bool) -> Iterator[tuple[Any, ...]]
     yield buffers_in(owner), True
     if parameters:
         yield parameters_in(owner), True, True
-    for key, value in own.items():
-        if type(value) in (list, dict, set) and key not in _TORCHS:
-            yield value, True
+    for key in own.keys() - _TORCHS:
+        if type(own[key]) in (list, dict, set):
+            yield own[key], True
 
 
 def is_small(tensor: Tensor) -> bool:
