@@ -7,9 +7,8 @@ one that is already imported wins, then `lightning`, then `pytorch_lightning`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -49,23 +48,14 @@ __all__ = [
     "ParallelStrategy",
     "Trainer",
     "batch_value",
-    "buffers_in",
     "callbacks_of",
-    "default_store",
     "gather_states",
-    "has_hooks_of_others",
-    "is_compiled",
-    "is_compiled_in_place",
     "is_lightning_class",
-    "is_of_parameter",
-    "is_transforming",
     "isolate_rng",
     "keep_samplers",
     "logged_at",
     "made_late",
     "metrics_of",
-    "operations",
-    "parameters_in",
     "pl",
     "rank_zero_info",
     "rank_zero_warn",
@@ -74,8 +64,6 @@ __all__ = [
     "set_rank",
     "subprocess_launcher",
     "syncs_batchnorm",
-    "transforms_allowed",
-    "version_of",
     "with_sampler",
     "wrap_steps",
 ]
@@ -162,138 +150,6 @@ def wrap_steps(
     return undo
 
 
-def version_of(tensor: Any) -> int:
-    """How often a tensor, or one that shares its memory, has been written to.
-
-    Args:
-        tensor: Any tensor. Of those made in inference mode torch does not know; 0.
-    """
-    version: int = 0 if tensor.is_inference() else tensor._version
-    return version
-
-
-def parameters_in(module: Any) -> dict[str, Any]:
-    """The dict in which a module keeps its own parameters.
-
-    Args:
-        module: A module of torch.
-    """
-    found: dict[str, Any] = module._parameters
-    return found
-
-
-def buffers_in(module: Any) -> dict[str, Any]:
-    """The dict in which a module keeps its own buffers.
-
-    Args:
-        module: A module of torch.
-    """
-    found: dict[str, Any] = module._buffers
-    return found
-
-
-@cache
-def _flop_counter() -> ModuleType:
-    return import_module("torch.utils.flop_counter")
-
-
-def operations(function: Any, args: Any, kwargs: Any, output: Any) -> int | None:
-    """Floating-point operations of a matrix product or convolution; none of other functions.
-
-    Args:
-        function: An operator of torch, as a dispatch mode gets it.
-        args: That it got.
-        kwargs: Others.
-        output: What it returned.
-    """
-    formula = _flop_counter().flop_registry.get(function.overloadpacket)
-    return None if formula is None else int(formula(*args, **kwargs, out_val=output))
-
-
-def is_of_parameter(tensor: Any) -> bool:
-    """Whether a tensor is a parameter or a view of one.
-
-    Args:
-        tensor: Any tensor.
-    """
-    parameter = import_module("torch").nn.Parameter
-    return isinstance(tensor, parameter) or isinstance(tensor._base, parameter)
-
-
-@cache
-def _c() -> Any:
-    return import_module("torch")._C
-
-
-def is_transforming() -> bool:
-    """Whether code runs inside of a transform of `torch.func`."""
-    return _c()._functorch.peek_interpreter_stack() is not None
-
-
-def _top() -> Any:
-    return _c()._autograd._top_saved_tensors_default_hooks(True)
-
-
-def _is_ours(hooks: Any) -> bool:
-    return getattr(hooks[0], "__module__", "").startswith("lightning_ext.")
-
-
-def has_hooks_of_others() -> bool:
-    """Whether what is saved for the backward pass goes to hooks that are not ours."""
-    top = _top()
-    return top is not None and not _is_ours(top)
-
-
-@contextmanager
-def transforms_allowed() -> Iterator[None]:
-    """A context in which transforms of `torch.func` run where our hooks see what is saved.
-
-    They refuse to where there are any such hooks, so ours are put aside while they run.
-    """
-    graph: Any = import_module("torch.autograd.graph")
-    autograd = _c()._autograd
-    disable = graph.disable_saved_tensors_hooks
-
-    @contextmanager
-    def disabled(message: str) -> Iterator[None]:
-        aside = []
-        while (top := _top()) is not None and _is_ours(top):
-            autograd._pop_saved_tensors_default_hooks()
-            aside.append(top)
-        try:
-            with disable(message):
-                yield
-        finally:
-            for hooks in reversed(aside):
-                autograd._push_saved_tensors_default_hooks(*hooks)
-
-    graph.disable_saved_tensors_hooks = disabled
-    try:
-        yield
-    finally:
-        graph.disable_saved_tensors_hooks = disable
-
-
-def is_compiled(module: Any) -> bool:
-    """Whether a module is what `torch.compile(module)` returns.
-
-    Args:
-        module: Any module.
-    """
-    return hasattr(module, "_orig_mod")
-
-
-def is_compiled_in_place(module: Any) -> bool:
-    """Whether calls of a module run code that `module.compile()` or Lightning has compiled.
-
-    Args:
-        module: Any module.
-    """
-    return bool(
-        getattr(module, "_compiled_call_impl", None) or getattr(module, "_compiler_ctx", None)
-    )
-
-
 def keep_samplers(trainer: Trainer) -> bool:
     """Let a trainer leave samplers as they are.
 
@@ -339,12 +195,6 @@ def logged_at(trainer: Trainer, epoch_over: bool) -> int:
     # there is no public name: Lightning's own LearningRateMonitor reads this one.
     step: int = trainer.fit_loop.epoch_loop._batches_that_stepped
     return step - epoch_over
-
-
-def default_store() -> Any:
-    """The store through which the processes of the default group have found each other."""
-    # The public way, a method of the group, is not in all versions of torch that we support.
-    return import_module("torch.distributed.distributed_c10d")._get_default_store()
 
 
 def gather_states(state: Any, group: Any) -> Any:

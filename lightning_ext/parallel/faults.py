@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from lightning_ext import _compat
+from lightning_ext import _torch
 
 _KEY = "lightning_ext/error"
 _PATIENCE = 5.0  # seconds for which an error waits to be read
@@ -50,7 +50,7 @@ class Faults:
         """
         self.rank, self.world, self.place = rank, world, place
         self.failed = False
-        self._store = _compat.default_store()
+        self._store = _torch.default_store()
         if rank == 0:
             self._store.delete_key(_KEY)
             self._store.delete_key(f"{_KEY}/read")
@@ -62,7 +62,7 @@ class Faults:
         Raises:
             RuntimeError: Those that there are have been closed, as an earlier run has failed.
         """
-        if dist.is_initialized() and _compat.default_store() is Faults._ended:
+        if dist.is_initialized() and _torch.default_store() is Faults._ended:
             raise RuntimeError(
                 "an earlier run has failed, and its connections are closed; start the processes "
                 "again"

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 
-from lightning_ext._compat import buffers_in, parameters_in, version_of
+from lightning_ext._torch import buffers_in, parameters_in, version_of
 from lightning_ext.recompute.tensors import same
 from lightning_ext.recompute.units import is_sharded
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map, tree_map_only
 
-from lightning_ext._compat import version_of
+from lightning_ext._torch import version_of
 from lightning_ext.recompute.attributes import Attributes, Place, Unlike
 from lightning_ext.recompute.leaves import Chosen, Leaves
 from lightning_ext.recompute.ledger import held

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
-from lightning_ext._compat import is_transforming, version_of
+from lightning_ext._torch import is_transforming, version_of
 from lightning_ext.recompute.attributes import Attributes, Owners, Unlike
 from lightning_ext.recompute.hooks import Hook
 from lightning_ext.recompute.ledger import held

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from lightning_ext._compat import is_compiled, version_of
+from lightning_ext._torch import is_compiled, version_of
 from lightning_ext.recompute.attributes import Attributes, Owners
 from lightning_ext.recompute.frames import Call
 from lightning_ext.recompute.leaves import LayerCall, Leaves

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_ext._compat import LightningModule, buffers_in, parameters_in, version_of
+from lightning_ext._compat import LightningModule
+from lightning_ext._torch import buffers_in, parameters_in, version_of
 from lightning_ext.recompute.attributes import Place, Unlike, is_small
 from lightning_ext.recompute.state import random_state, set_random_state
 from lightning_ext.recompute.tensors import DEPTH, same, tensors_in

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
-from lightning_ext._compat import (
+from lightning_ext._torch import (
     has_hooks_of_others,
     is_transforming,
     transforms_allowed,

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from lightning_ext._compat import version_of
+from lightning_ext._torch import version_of
 from lightning_ext.recompute.attributes import Unseen
 from lightning_ext.recompute.frames import Call, Frame
 from lightning_ext.recompute.tensors import copied, first_of

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lightning_ext._compat import is_of_parameter, is_transforming, version_of
+from lightning_ext._torch import is_of_parameter, is_transforming, version_of
 
 DEPTH = 3  # how far objects in batches are opened
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

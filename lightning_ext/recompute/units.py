@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.jit import ScriptModule
 
-from lightning_ext._compat import is_compiled, is_compiled_in_place
+from lightning_ext._torch import is_compiled, is_compiled_in_place
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 # Of torch's own layers, those that call what they hold.

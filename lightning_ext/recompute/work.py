@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_ext._compat import operations
+from lightning_ext._torch import operations
 from lightning_ext.recompute.tensors import memory_of, tensors_in
 
 # Writing an element takes as long as this many operations of a matrix product, about.

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_ext import _compat
+from lightning_ext import _torch
 from lightning_ext.parallel.checks import checksum
 from lightning_ext.parallel.faults import Faults
 from tests.lightning_ext.parallel.failing import CASES
@@ -143,7 +143,7 @@ def test_the_private_name_of_torch(tmp_path: Path) -> None:
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )
     try:
-        store = _compat.default_store()
+        store = _torch.default_store()
         store.set("a", "b")
         assert store.check(["a"])
         assert store.get("a") == b"b"

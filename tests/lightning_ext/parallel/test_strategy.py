@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import random
 import re
@@ -150,7 +151,9 @@ class TestOrder:
     """Where all ranks see all data; here there is one rank, which takes the same way."""
 
     @pytest.fixture(autouse=True)
-    def _end(self) -> Iterator[None]:
+    def _end(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        # What Lightning sets there would reach all processes that later tests start.
+        monkeypatch.setattr(os, "environ", os.environ.copy())
         yield
         torch.distributed.destroy_process_group()
 
