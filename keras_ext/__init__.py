@@ -18,12 +18,22 @@ require_ours("strategies")
 from strategies import __version__  # noqa: E402
 
 if TYPE_CHECKING:
-    from keras_ext.callbacks import LayerwiseLRDecay, PredictiveEarlyStopping
+    from keras_ext.callbacks import (
+        DynamicGradientCheckpointing,
+        LayerwiseLRDecay,
+        PredictiveEarlyStopping,
+    )
 
-__all__ = ["LayerwiseLRDecay", "PredictiveEarlyStopping", "__version__"]
+__all__ = [
+    "DynamicGradientCheckpointing",
+    "LayerwiseLRDecay",
+    "PredictiveEarlyStopping",
+    "__version__",
+]
 
 # Keras and its backend load on first use, so that importing this package costs next to nothing.
 _HOME = {
+    "DynamicGradientCheckpointing": "keras_ext.callbacks",
     "LayerwiseLRDecay": "keras_ext.callbacks",
     "PredictiveEarlyStopping": "keras_ext.callbacks",
 }

@@ -9,8 +9,10 @@ import keras
 
 from keras_ext.backends.patches import Patches
 
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-def retrace(model: keras.Model, undo: Callable[[], None]) -> None:
+
+def retrace(model: keras.Model, undo: Callable[[], None], around: Around | None = None) -> None:
     """Trace the training step with changes that were just made to a model or its optimizer.
 
     Call it in `on_train_begin`, and `release` in `on_train_end`. Keras skips `on_train_end` when
@@ -19,11 +21,14 @@ def retrace(model: keras.Model, undo: Callable[[], None]) -> None:
     Args:
         model: The model that is being fitted.
         undo: Takes the changes off again.
+        around: Makes of the training function another that calls it. Default: None, it stays.
     """
     guard = vars(model).get("make_train_function")
     if not isinstance(guard, _Guard):
         guard = _Guard(model)
     guard.undos.append(undo)
+    if around is not None:
+        guard.arounds[undo] = around
     guard.trace()
 
 
@@ -32,6 +37,7 @@ def release(model: keras.Model, undo: Callable[[], None]) -> None:
     guard = vars(model).get("make_train_function")
     if isinstance(guard, _Guard) and undo in guard.undos:
         guard.undos.remove(undo)
+        guard.arounds.pop(undo, None)
         undo()
         if not guard.undos:
             guard.dissolve()
@@ -53,6 +59,7 @@ class _Guard:
 
     def __init__(self, model: keras.Model) -> None:
         self.undos: list[Callable[[], None]] = []
+        self.arounds: dict[Callable[[], None], Around] = {}
         self._model = model
         self._make = model.make_train_function
         self._step = model.train_step
@@ -62,7 +69,8 @@ class _Guard:
     def __call__(self, force: bool = False) -> Any:
         if not force:
             self.dissolve()
-        return self._make(force=True)
+            return self._make(force=True)
+        return self._remake()
 
     def trace(self) -> None:
         if keras.backend.backend() == "jax":
@@ -70,10 +78,17 @@ class _Guard:
             # jax.jit finds the old trace again as long as it is given an equal function, and two
             # bound methods of one model are equal.
             self._patches.set(self._model, "train_step", lambda *args: step(*args))
+        self._remake()
+
+    def _remake(self) -> Any:
         self._make(force=True)
+        for around in self.arounds.values():
+            self._model.train_function = around(self._model.train_function)
+        return self._model.train_function
 
     def dissolve(self) -> None:
         while self.undos:
             self.undos.pop()()
+        self.arounds.clear()
         self._patches.undo()
         self._model.train_function = None

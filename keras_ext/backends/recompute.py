@@ -1,0 +1,159 @@
+"""Blocks of a built and compiled model, run again in the backward pass for the time of one fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import keras
+
+from keras_ext._table import Measured, Shapes, size_of
+from keras_ext.backends.patches import Patches
+from keras_ext.backends.train_function import release, retrace
+
+# How Keras is told that the data are at an end.
+_AT_AN_END = {"StopIteration", "OutOfRangeError"}
+_NONE: frozenset[str] = frozenset()
+
+
+def why_not(model: keras.Model) -> str | None:
+    """What keeps blocks of a model from being run again, or none.
+
+    Args:
+        model: Built and compiled.
+    """
+    backend = keras.backend.backend()
+    if backend not in ("torch",):
+        return f"the {backend} backend cannot run blocks again"
+    if keras.distribution.distribution() is not None:
+        return "blocks of a model that is distributed with keras.distribution cannot be run again"
+    return None
+
+
+class Recompute:
+    """Runs blocks of a model again, those that are chosen once a step was measured.
+
+    What a backend needs for it is in the module `remat_` and its name: `step` runs the training
+    function, and measures where `knows` says that it has to; `run` calls a block that is to be run
+    again; `KEEPS_GRADIENTS` says whether those of the last step are there when it is measured.
+
+    Args:
+        model: Built and compiled.
+        blocks: Its blocks, by name.
+        decide: Gets what was measured, none if nothing could be, and returns names of blocks.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        blocks: Mapping[str, keras.Layer],
+        decide: Callable[[Measured | None], frozenset[str]],
+    ) -> None:
+        self._engine: Any = import_module(f"keras_ext.backends.remat_{keras.backend.backend()}")
+        self.model = model
+        self._blocks = blocks
+        self._decide = decide
+        self._patches = Patches()
+        self._chosen = _NONE
+        self._known: dict[Shapes, frozenset[str]] = {}
+        self._meter: Any = None
+        self._in_step = False
+
+    @property
+    def in_force(self) -> bool:
+        """Whether it is installed and nobody has removed it."""
+        return bool(self._patches)
+
+    @property
+    def gradients_to_come(self) -> int:
+        """Bytes of gradients that were not there when memory was looked at."""
+        trained = [] if self._engine.KEEPS_GRADIENTS else self.model.trainable_variables
+        return sum(size_of(variable.shape, variable.dtype) for variable in trained)
+
+    def install(self) -> None:
+        """Take effect from the next step on."""
+        for name, layer in self._blocks.items():
+            self._patches.set(layer, "call", self._wrapped(name, layer, layer.call))
+        retrace(self.model, self._undo, self._around)
+
+    def remove(self) -> None:
+        """Leave the model as it was."""
+        release(self.model, self._undo)
+
+    def _undo(self) -> None:
+        self._patches.undo()
+
+    def knows(self, shapes: Shapes) -> bool:
+        """Whether it is decided what is done with batches of some shapes; then, that is done.
+
+        Args:
+            shapes: Of the arrays of a batch.
+        """
+        for known, chosen in self._known.items():
+            if _somewhat_larger(known, shapes):
+                self._chosen = chosen
+                return True
+        return False
+
+    @contextmanager
+    def measuring(self, meter: Any) -> Iterator[None]:
+        """A context in which blocks are called by what measures them.
+
+        Args:
+            meter: Its `call` gets a block, its name, what it does, and arguments.
+        """
+        self._meter = meter
+        try:
+            yield
+        finally:
+            self._meter = None
+
+    def settle(self, shapes: Shapes, measured: Measured | None) -> None:
+        """Decide on batches of some shapes.
+
+        Args:
+            shapes: Of the arrays of the batch that was measured.
+            measured: What was, or none.
+        """
+        self._chosen = self._decide(measured)
+        self._known = {shapes: self._chosen} | self._known
+
+    def _wrapped(self, name: str, layer: keras.Layer, call: Callable[..., Any]) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not self._in_step:
+                return call(*args, **kwargs)
+            if self._meter is not None:
+                return self._meter.call(layer, name, call, args, kwargs)
+            if name in self._chosen:
+                return self._engine.run(layer, call, args, kwargs)
+            return call(*args, **kwargs)
+
+        return run
+
+    def _around(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """The training function, with blocks run again while it runs and at no other time."""
+
+        def run(*args: Any) -> Any:
+            self._in_step = True
+            try:
+                return self._engine.step(self, step, args)
+            except BaseException as error:
+                if type(error).__name__ not in _AT_AN_END:
+                    self.remove()
+                raise
+            finally:
+                self._in_step = False
+
+        return run
+
+
+def _somewhat_larger(known: Shapes, asked: Shapes) -> bool:
+    """Whether every dimension is as large, and the whole at most twice as large."""
+    if len(known) != len(asked) or any(len(a) != len(b) for a, b in zip(known, asked, strict=True)):
+        return False
+    pairs = [(a, b) for k, s in zip(known, asked, strict=True) for a, b in zip(k, s, strict=True)]
+    sizes = [sum(map(math.prod, shapes)) for shapes in (known, asked)]
+    return all(a >= b for a, b in pairs) and sizes[0] <= 2 * sizes[1]
