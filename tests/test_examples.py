@@ -27,6 +27,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
     assert done.stdout.count("stopping saves") == 2
     assert "The first process holds" in done.stdout
     assert "weights are those of the plain run, bit for bit: True" in done.stdout
+    assert "its weights differ from those of the plain run by 0.0e+00" in done.stdout
 
 
 def test_every_example_is_in_the_demonstration() -> None:

@@ -16,6 +16,8 @@ import keras
 from keras.src.backend import AutocastScope, get_autocast_scope, get_keras_mask, set_keras_mask
 from keras.src.backend.common import global_state
 
+from keras_ext.backends.internals import own_variables, sublayers
+
 CONTEXT = "current_call_ctx"
 
 
@@ -60,9 +62,35 @@ def raw_values(variables: Sequence[keras.Variable]) -> list[Any]:
 
 
 def state_of(layer: keras.Layer) -> list[keras.Variable]:
-    """Variables that a call of a layer may change: statistics, seeds, and the seed for all."""
-    found = list(layer.non_trainable_variables)
+    """Variables that a call of a layer may change: statistics, metrics, seeds, the seed for all.
+
+    Args:
+        layer: With its layers.
+    """
+    made = {id(v) for part in _parts(layer) for v in own_variables(part)}
+    found = {id(v): v for v in [*layer.variables, *layer.metrics_variables] if id(v) not in made}
     everybody = global_state.get_global_attribute("global_seed_generator")
-    if everybody is not None and all(v is not everybody.state for v in found):
-        found.append(everybody.state)
-    return found
+    if everybody is not None:
+        found.setdefault(id(everybody.state), everybody.state)
+    return list(found.values())
+
+
+def born_seeds(
+    layer: keras.Layer, before: Sequence[keras.Variable]
+) -> list[tuple[keras.Variable, Any]]:
+    """Seeds that a call was the first to ask for, and their values before it.
+
+    Args:
+        layer: That was called.
+        before: Its `state_of` before the call.
+    """
+    known = {id(variable) for variable in before}
+    born = [variable for variable in state_of(layer) if id(variable) not in known]
+    # A seed and the number of draws since.
+    return [(v, v.value * keras.ops.convert_to_tensor([1, 0], dtype=v.dtype)) for v in born]
+
+
+def _parts(layer: keras.Layer) -> Iterator[keras.Layer]:
+    yield layer
+    for part in sublayers(layer):
+        yield from _parts(part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -26,11 +27,17 @@ def why_not(model: keras.Model) -> str | None:
         model: Built and compiled.
     """
     backend = keras.backend.backend()
-    if backend not in ("torch",):
+    if backend not in ("torch", "tensorflow", "jax"):
         return f"the {backend} backend cannot run blocks again"
     if keras.distribution.distribution() is not None:
         return "blocks of a model that is distributed with keras.distribution cannot be run again"
+    if backend == "tensorflow" and not _is_alone(model):
+        return "blocks of a model under a tf.distribute.Strategy cannot be run again"
     return None
+
+
+def _is_alone(model: keras.Model) -> bool:
+    return int(model.distribute_strategy.num_replicas_in_sync) == 1
 
 
 class Recompute:
@@ -38,19 +45,21 @@ class Recompute:
 
     What a backend needs for it is in the module `remat_` and its name: `step` runs the training
     function, and measures where `knows` says that it has to; `run` calls a block that is to be run
-    again; `KEEPS_GRADIENTS` says whether those of the last step are there when it is measured.
+    again; `KEEPS_GRADIENTS` says whether those of the last step are there when it is measured, and
+    `IS_PURE` whether a call that fails has changed nothing.
 
     Args:
         model: Built and compiled.
         blocks: Its blocks, by name.
-        decide: Gets what was measured, none if nothing could be, and returns names of blocks.
+        decide: Gets what was measured, none if nothing could be, and why that is; returns names of
+            blocks.
     """
 
     def __init__(
         self,
         model: keras.Model,
         blocks: Mapping[str, keras.Layer],
-        decide: Callable[[Measured | None], frozenset[str]],
+        decide: Callable[[Measured | None, str], frozenset[str]],
     ) -> None:
         self._engine: Any = import_module(f"keras_ext.backends.remat_{keras.backend.backend()}")
         self.model = model
@@ -59,6 +68,7 @@ class Recompute:
         self._patches = Patches()
         self._chosen = _NONE
         self._known: dict[Shapes, frozenset[str]] = {}
+        self._refused: set[str] = set()
         self._meter: Any = None
         self._in_step = False
 
@@ -72,6 +82,11 @@ class Recompute:
         """Bytes of gradients that were not there when memory was looked at."""
         trained = [] if self._engine.KEEPS_GRADIENTS else self.model.trainable_variables
         return sum(size_of(variable.shape, variable.dtype) for variable in trained)
+
+    @property
+    def settled(self) -> bool:
+        """Whether anything is decided."""
+        return bool(self._known)
 
     def install(self) -> None:
         """Take effect from the next step on."""
@@ -111,27 +126,58 @@ class Recompute:
         finally:
             self._meter = None
 
-    def settle(self, shapes: Shapes, measured: Measured | None) -> None:
+    def look(self, shapes: Shapes, meter: Any, trace: Callable[[], None]) -> None:
+        """Decide on batches of some shapes by what is seen while a step is traced.
+
+        Args:
+            shapes: Of the arrays of a batch.
+            meter: As for `measuring`.
+            trace: Traces the step.
+        """
+        why, measured = "", None
+        try:
+            with self.measuring(meter):
+                trace()
+            measured = meter.measured()
+        except Exception as error:  # the plain run may still be a good one
+            why = f"what the step saves could not be seen ({_brief(error)})"
+        self.settle(shapes, measured, why)
+
+    def settle(self, shapes: Shapes, measured: Measured | None, why: str = "") -> None:
         """Decide on batches of some shapes.
 
         Args:
             shapes: Of the arrays of the batch that was measured.
             measured: What was, or none.
+            why: There is nothing. Default: no block took part.
         """
-        self._chosen = self._decide(measured)
+        self._chosen = self._decide(measured, why or "no block took part in the step")
         self._known = {shapes: self._chosen} | self._known
 
     def _wrapped(self, name: str, layer: keras.Layer, call: Callable[..., Any]) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            if not self._in_step:
-                return call(*args, **kwargs)
-            if self._meter is not None:
+            if self._in_step and self._meter is not None:
                 return self._meter.call(layer, name, call, args, kwargs)
-            if name in self._chosen:
+            if not self._in_step or name not in self._chosen or name in self._refused:
+                return call(*args, **kwargs)
+            if not self._engine.IS_PURE:
                 return self._engine.run(layer, call, args, kwargs)
-            return call(*args, **kwargs)
+            try:
+                return self._engine.run(layer, call, args, kwargs)
+            except Exception as error:
+                output = call(*args, **kwargs)  # what is wrong with the call itself is said here
+                self._refuse(name, error)
+                return output
 
         return run
+
+    def _refuse(self, name: str, error: Exception) -> None:
+        self._refused.add(name)
+        warnings.warn(
+            f"DynamicGradientCheckpointing: block {name!r} cannot be run again "
+            f"({_brief(error)}); it is kept. Put it in exclude=[{name!r}]",
+            stacklevel=2,
+        )
 
     def _around(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """The training function, with blocks run again while it runs and at no other time."""
@@ -148,6 +194,10 @@ class Recompute:
                 self._in_step = False
 
         return run
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
 
 
 def _somewhat_larger(known: Shapes, asked: Shapes) -> bool:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from keras_ext._table import Call, Measured, Shapes
-from keras_ext.backends.call_state import CallState, raw_values, state_of
+from keras_ext.backends.call_state import CallState, born_seeds, raw_values, state_of
 
 if TYPE_CHECKING:
     from keras_ext.backends.recompute import Recompute
@@ -28,6 +28,7 @@ _ELEMENT = 16
 
 # Gradients of the last step are there until the next one begins.
 KEEPS_GRADIENTS = True
+IS_PURE = False
 
 
 def step(recompute: Recompute, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -79,7 +80,10 @@ def run(
         nonlocal first
         if first:
             first = False
-            return call(*args, **kwargs) if meter is None else meter.over(call, args, kwargs)
+            output = call(*args, **kwargs) if meter is None else meter.over(call, args, kwargs)
+            for generator in born_seeds(layer, state):
+                again.add_update(generator)
+            return output
         if meter is not None:
             meter.backward_begins()
         around.mark(keras.tree.flatten((args, kwargs)))
@@ -197,6 +201,7 @@ class Meter:
         for key, storage in returned[:1]:
             call.output, call.saves_output = storage.nbytes(), own.pop(key, None) is not None
         call.saved = sum(storage.nbytes() for storage in own.values())
+        inside.clear()  # the graph keeps its hooks
         return output
 
 

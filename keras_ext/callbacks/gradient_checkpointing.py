@@ -130,11 +130,14 @@ class DynamicGradientCheckpointing(DecidingCallback):
         units = units_of(model) if self.blocks is None else chosen(model, self.blocks)
         left_out = chosen(model, self.exclude).values()
         inside = {id(part) for layer in left_out for part in parts_of(layer)}
-        outside = {id(layer) for layer in left_out}
+        outside = set(map(id, left_out))
         return {
             name: unit
             for name, unit in units.items()
-            if id(unit) not in inside and outside.isdisjoint(map(id, parts_of(unit)))
+            if id(unit) not in inside
+            and outside.isdisjoint(map(id, parts_of(unit)))
+            # It assigns to what is trained, which would count twice.
+            and not any(isinstance(p, keras.layers.SpectralNormalization) for p in parts_of(unit))
         }
 
     def _stay_plain(self, why: str) -> None:
@@ -147,11 +150,12 @@ class DynamicGradientCheckpointing(DecidingCallback):
                 stacklevel=2,
             )
 
-    def _decide(self, measured: Measured | None) -> frozenset[str]:
+    def _decide(self, measured: Measured | None, why: str) -> frozenset[str]:
         """Names of the blocks to run again, by what was measured."""
         table = None if measured is None else measured.table()
         if table is None or table.holds_nothing:
-            self._stay_plain("its blocks hold nothing beyond what they take and return")
+            told = table and "its blocks hold nothing beyond what they take and return"
+            self._stay_plain(told or why)
             return frozenset()
         plan = table.plan(self._bytes(table))
         shapes = _written(table.shapes)

@@ -16,7 +16,7 @@ import pytest
 from keras import layers, ops
 
 from keras_ext import DynamicGradientCheckpointing
-from tests.keras_ext.helpers import BACKEND, assert_same, warned, weights
+from tests.keras_ext.helpers import BACKEND, warned, weights
 from tests.keras_ext.recompute_models import LENGTH, MODELS, WIDTH, Block, built, data, residual
 
 # The plain run is traced and compiled as another program, except on torch.
@@ -24,7 +24,7 @@ RTOL = 0 if BACKEND == "torch" else 1e-6
 # A budget that nothing fits: all blocks are run again, and it is said that this is too much.
 LEAST = 2
 # Calls of each block beyond those of a plain run, in two steps and in what measures.
-AGAIN = {"torch": 2}[BACKEND]
+AGAIN = {"torch": 2, "tensorflow": 4, "jax": 3}[BACKEND]
 
 
 def fit(model: keras.Model, *callbacks: keras.callbacks.Callback, **options: Any) -> list[float]:
@@ -48,13 +48,20 @@ def everything(model: keras.Model) -> dict[str, np.ndarray]:
     }
 
 
+def assert_equal(
+    actual: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float = RTOL
+) -> None:
+    for (name, a), e in zip(actual.items(), expected.values(), strict=True):
+        np.testing.assert_allclose(a, e, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
 def assert_like_plain(
     make: Callable[[], keras.Model], *callbacks: Any, rtol: float = RTOL, **options: Any
 ) -> None:
     plain, ours = make(), make()
     expected = fit(plain, **options)
     np.testing.assert_allclose(fit(ours, *callbacks, **options), expected, rtol=rtol)
-    assert_same(everything(ours), everything(plain), rtol)
+    assert_equal(everything(ours), everything(plain), rtol)
     assert untouched(ours)
 
 
@@ -93,18 +100,23 @@ def test_as_the_plain_run_with_all_blocks_run_again(kind: str) -> None:
         assert_like_plain(lambda: built(kind), saver(LEAST))
 
 
-@pytest.mark.parametrize("kind", ["transformer", "convolutional"])
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    ("kind", "policy"), [("transformer", "mixed_bfloat16"), ("convolutional", "mixed_float16")]
+)
 def test_as_the_plain_run_in_mixed_precision(kind: str, policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     assert_like_plain(lambda: built(kind), saver(), rtol=RTOL if BACKEND == "torch" else 2e-2)
 
 
 @pytest.mark.parametrize(
-    "options", [{"run_eagerly": True}, {"jit_compile": True}, {"jit_compile": False}],
-    ids=lambda options: next(iter(options)) + str(next(iter(options.values()))),
-)  # fmt: skip
-@pytest.mark.parametrize("kind", ["convolutional", "subclassed"])
+    ("kind", "options"),
+    [
+        ("convolutional", {"jit_compile": True}),
+        ("subclassed", {"jit_compile": True}),
+        ("convolutional", {"run_eagerly": True}),
+        ("subclassed", {"jit_compile": False}),
+    ],
+)
 def test_as_the_plain_run_however_it_is_compiled(kind: str, options: dict[str, Any]) -> None:
     if BACKEND == "torch" and options.get("jit_compile"):
         pytest.skip("compiled dropout draws otherwise; see test_remat_torch.py")
@@ -116,7 +128,7 @@ def test_blocks_are_run_again_in_training_alone() -> None:
     counts = []
     for callbacks in ([], [saver(LEAST)]):
         model = built("transformer", run_eagerly=True)
-        calls = [calls_of(model.get_layer(f"block_{i}")) for i in range(4)]
+        calls = [calls_of(model.get_layer(f"block_{i}")) for i in range(3)]
         with warned("can be brought to") if callbacks else nullcontext():
             fit(model, *callbacks, epochs=1, validation_data=(x, y))
         counts.append([len(counted) for counted in calls])
@@ -126,7 +138,7 @@ def test_blocks_are_run_again_in_training_alone() -> None:
         model.predict(x, batch_size=8, verbose=0)
         counts[-1] += [len(counted) for counted in calls]
     plain, ours = counts
-    assert ours == [n + AGAIN for n in plain[:4]] + plain[4:]
+    assert ours == [n + AGAIN for n in plain[:3]] + plain[3:]
 
 
 def test_several_inputs_and_outputs_in_nested_models() -> None:
@@ -143,7 +155,7 @@ def test_several_inputs_and_outputs_in_nested_models() -> None:
         for i in range(3):
             x = block(i)(x)
         model = keras.Model([left, right], layers.Dense(1)(x["a"] + x["b"]))
-        model.compile("adam", "mse")
+        model.compile("sgd", "mse", jit_compile=BACKEND == "jax")
         return model
 
     x, y = data()
@@ -151,7 +163,7 @@ def test_several_inputs_and_outputs_in_nested_models() -> None:
     for model, callbacks in ((plain, []), (ours, [callback])):
         keras.utils.set_random_seed(1)
         model.fit([x, -x], y, 4, shuffle=False, verbose=0, callbacks=callbacks)
-    assert_same(everything(ours), everything(plain), RTOL)
+    assert_equal(everything(ours), everything(plain))
     assert callback.plan_.spans
 
 
@@ -161,12 +173,12 @@ def test_stacks_inside_nested_models() -> None:
         inner = residual()
         x = inputs = keras.Input((LENGTH, 4))
         model = keras.Model(inputs, layers.Dense(1)(inner(x)))
-        model.compile("adam", "mse")
+        model.compile("sgd", "mse", jit_compile=BACKEND == "jax")
         return model
 
     ours = saver()
     assert_like_plain(make, ours)
-    assert sum("block_" in block.name for block in ours.report_.blocks) == 4
+    assert sum("block_" in block.name for block in ours.report_.blocks) == 3
 
 
 def test_losses_that_blocks_add_are_added_once() -> None:
@@ -182,7 +194,7 @@ def test_losses_that_blocks_add_are_added_once() -> None:
         for i in range(3):
             x = Costly(name=f"block_{i}")(x)
         model = keras.Model(inputs, layers.Dense(1)(x))
-        model.compile("adam", "mse")
+        model.compile("sgd", "mse", jit_compile=BACKEND == "jax")
         return model
 
     assert_like_plain(make, saver())
@@ -196,7 +208,7 @@ def test_what_was_measured_is_told() -> None:
         r"\d+\.\d% of a step's operations run again",
         str(ours.report_),
     )
-    assert "block_3" in ours.report_.explain()
+    assert "block_2" in ours.report_.explain()
     assert ours.report_.plot().lines
 
 
@@ -217,7 +229,7 @@ def test_two_fits_with_one_callback() -> None:
         np.testing.assert_allclose(fit(model, ours, epochs=epochs), expected, rtol=RTOL)
         assert len(ours.decisions_) == 1
         np.testing.assert_allclose(fit(model), fit(plain), rtol=RTOL)
-    assert_same(everything(model), everything(plain), RTOL)
+    assert_equal(everything(model), everything(plain))
 
 
 def test_the_saved_model_knows_nothing_of_it(tmp_path: Path) -> None:
@@ -227,7 +239,7 @@ def test_the_saved_model_knows_nothing_of_it(tmp_path: Path) -> None:
     configs = [json.loads(zipfile.ZipFile(path).read("config.json")) for path in paths]
     assert re.sub(r"_\d+", "", str(configs[0])) == re.sub(r"_\d+", "", str(configs[1]))
     plain, ours = map(keras.saving.load_model, paths)
-    assert_same(weights(ours), weights(plain), RTOL)
+    assert_equal(weights(ours), weights(plain))
 
 
 def test_nothing_is_left_when_a_step_fails() -> None:
@@ -246,7 +258,7 @@ def test_nothing_is_left_when_a_step_fails() -> None:
     for i in range(3):
         x = (Fails if i == 2 else Block)(name=f"block_{i}")(x)
     model = keras.Model(inputs, layers.Dense(1)(x))
-    model.compile("adam", "mse", run_eagerly=True)
+    model.compile("sgd", "mse", run_eagerly=True)
     with pytest.raises(RuntimeError, match="boom"):
         fit(model, saver(), epochs=20)
     assert untouched(model)
@@ -273,7 +285,7 @@ def test_steps_of_other_callbacks_in_between() -> None:
     plain, model = built("transformer"), built("transformer")
     expected = fit(plain, Steps(), epochs=3)
     np.testing.assert_allclose(fit(model, saver(), Steps(), epochs=3), expected, rtol=RTOL)
-    assert_same(everything(model), everything(plain), RTOL)
+    assert_equal(everything(model), everything(plain))
 
 
 def test_batches_of_several_sizes() -> None:
@@ -292,7 +304,7 @@ def test_larger_batches_are_planned_anew() -> None:
     for it, callbacks in ((plain, []), (model, [ours])):
         keras.utils.set_random_seed(1)
         it.fit(batches(), callbacks=callbacks, shuffle=False, steps_per_epoch=4, verbose=0)
-    assert_same(everything(model), everything(plain), RTOL)
+    assert_equal(everything(model), everything(plain))
     assert [d.reason.split(":")[0] for d in ours.decisions_] == [
         "batch 2x8x4, 2x8x1",
         "batch 6x8x4, 6x8x1",
@@ -304,8 +316,8 @@ def test_blocks_by_name_class_and_path() -> None:
         ours = saver(0.95, blocks=blocks)
         fit(built("subclassed"), ours, epochs=1)
         names = {block.name.split("/")[-1] for block in ours.report_.blocks} - {"other code"}
-        assert names == ({"block_1"} if blocks != [Block] else {f"block_{i}" for i in range(4)})
-    ours = saver(0.95, exclude=["block_0", "block_3"])
+        assert names == ({"block_1"} if blocks != [Block] else {f"block_{i}" for i in range(3)})
+    ours = saver(0.95, exclude=["block_0"])
     fit(built("transformer"), ours, epochs=1)
     assert {block.name for block in ours.report_.blocks} == {"block_1", "block_2", "other code"}
 
