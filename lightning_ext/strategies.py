@@ -103,6 +103,7 @@ class ThreeDParallelStrategy(ParallelStrategy):
         self.plan = TensorPlan()
         self.faults = Faults()
         self._shuffles = False  # what Lightning would, where all ranks see all data
+        self._asked: Trainer | None = None  # whether it would
         self._engine: Engine | None = None
         self._divided: Divided | None = None
         self._buffers: Buffers | None = None
@@ -154,8 +155,9 @@ class ThreeDParallelStrategy(ParallelStrategy):
         layout, environment = self.layout, self.cluster_environment
         assert environment is not None
         if self.lightning_module is not None:
-            if layout.data == 1:
-                self._shuffles |= _compat.keep_samplers(self._trainer)
+            if self._asked is not self._trainer and layout.data == 1:
+                self._asked = self._trainer
+                self._shuffles = _compat.keep_samplers(self._trainer)
             check_callbacks(self._trainer, self.pipeline)
             self._check_early(self.lightning_module)
         super().setup_environment()

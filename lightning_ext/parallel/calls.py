@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lightning_ext._compat import LightningModule
+
 
 class _Stopped(BaseException):
     """Ends a step at the call of the pipelined module; not for `except Exception` to catch."""
@@ -100,6 +102,12 @@ class OnStages:
                 "inputs"
             )
         return self.run(args, kwargs)
+
+
+def plain_backward(root: nn.Module) -> bool:
+    """Whether all copies multiply their gradients alike; a `backward` of one's own may not."""
+    own = getattr(type(root), "backward", LightningModule.backward)
+    return own is LightningModule.backward
 
 
 def _named(name: str) -> str:

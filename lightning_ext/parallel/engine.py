@@ -102,7 +102,7 @@ class Engine:
         before = self.gradients.take()
         kept = microbatches.kept() if step.seeds else nullcontext()
         # Of several batches the sum is sent, once it is there.
-        alone = not self.accumulating and not self._summing
+        alone = calls.plain_backward(self.root) and not self.accumulating and not self._summing
         try:
             with self.metrics.in_step(), kept, self.gradients.meant(count, alone) as meant:
                 if self.pipeline is None:

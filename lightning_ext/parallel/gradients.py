@@ -34,7 +34,9 @@ class Gradients:
         groups: dict[tuple[int, ...], dist.ProcessGroup],
     ) -> None:
         self.mesh, self.own, self.shared, self.groups = mesh, list(own), shared, groups
-        self._overlap = Overlap(mesh.data)
+        # The order in which buckets are sent must not depend on what else is sent on a group.
+        copies = mesh.group(mesh.layout.groups("data")) if mesh.layout.data > 1 else mesh.data
+        self._overlap = Overlap(copies)
 
     @property
     def parameters(self) -> list[nn.Parameter]:

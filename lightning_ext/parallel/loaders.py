@@ -33,7 +33,7 @@ def shuffled_alike(loader: Any) -> Any:
     Args:
         loader: What the user has given.
     """
-    if type(loader) is not DataLoader or type(loader.batch_sampler) is not BatchSampler:
+    if not isinstance(loader, DataLoader) or type(loader.batch_sampler) is not BatchSampler:
         return loader
     sampler = loader.sampler
     if type(sampler) is not RandomSampler or sampler.replacement or sampler.generator is not None:

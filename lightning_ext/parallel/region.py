@@ -65,6 +65,8 @@ class Region(TorchFunctionMode):
         try:
             return tree_map_only(DTensor, _summed, func(*split[0], **split[1]))
         except NotImplementedError:  # DTensor does not know it
+            if writes(func, kwargs):
+                raise  # to a copy, if it were run on whole tensors
             return self.on_whole(func, args, kwargs)
 
     def on_whole(
@@ -102,6 +104,13 @@ def set_sections(tensor: DTensor, sections: int) -> None:
 
 def _sections_of(tensor: Any) -> int:
     return int(getattr(tensor, "sections", 1)) if isinstance(tensor, DTensor) else 1
+
+
+def writes(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a function writes to what it is given."""
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name == "__setitem__" or kwargs.get("out") is not None
 
 
 def _asks(func: Callable[..., Any]) -> bool:

@@ -16,12 +16,14 @@ from tests.lightning_ext.parallel.models import HEADS, Elaborate, Module
 from tests.lightning_ext.parallel.oddities import (
     Biased,
     Careless,
+    Even,
     Extreme,
     Flat,
     Mixed,
     Noisy,
     Thawed,
     Twice,
+    Uneven,
 )
 from tests.lightning_ext.parallel.unmodified import Bert, Demo, Sequential
 
@@ -29,6 +31,7 @@ KINDS = {
     "masked": Elaborate, "sequential": Sequential, "bert": Bert, "demo": Demo, "flat": Flat,
     "noisy": Noisy, "biased": Biased, "thawed": Thawed, "extreme": Extreme,
     "careless": Careless, "mixed": Mixed, "twice": Twice,
+    "even": Even, "uneven": Uneven,
 }  # fmt: skip
 
 
@@ -122,6 +125,8 @@ QUICK = {
     "stages": Case("gpt2", FOUR, CLIP, blocks=8),
     "data": Case("gpt2", {}, CLIP),
     "data of several batches": accumulating({}, 2),
+    "copies that talk in the backward pass": Case("even", {}, CLIP),
+    "a backward of one's own": Case("uneven", {}, CLIP),
     "gradients that come twice": Case("twice", {}, CLIP),
     "stages and data": Case("vit", TWO, CLIP | {"accumulate_grad_batches": 2}),
     "stages and pieces": Case("gpt2", {**SPLIT, "schedule": "gpipe"}, CLIP),

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -135,6 +137,48 @@ class Twice(Module):
         width = 4 * heads
         inside = (Again(width) for _ in range(blocks))
         return nn.Sequential(nn.Embedding(VOCABULARY, width), *inside, nn.Linear(width, VOCABULARY))
+
+
+class Mean(torch.autograd.Function):
+    """The mean over copies, as synchronized batch norm takes it in both directions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        x = x.clone()
+        dist.all_reduce(x, group=group)
+        return x / dist.get_world_size(group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return Mean.apply(grads[0], ctx.group), None
+
+
+class Uneven(Module):
+    """Copies that wait for each other in the backward pass, every other one without a layer."""
+
+    def made(self, kind: str, blocks: int, heads: int) -> nn.ModuleList:
+        return nn.ModuleList([nn.Linear(VOCABULARY, 600), *(nn.Linear(600, 600) for _ in "ab")])
+
+    def step(self, batch: Tensor) -> Tensor:
+        first, second, third = self.model
+        mesh = getattr(self.trainer.strategy, "mesh", None)
+        x = first(F.one_hot(batch, VOCABULARY).to(first.weight.dtype).sum(1))
+        mean = x.mean(0)
+        x = x - (mean if mesh is None else Mean.apply(mean, mesh.data))
+        rows = {i: x[i::4] for i in range(4)} if mesh is None else {mesh.data_rank: x}
+        outputs = [second(part) for part in rows.values()]
+        outputs = [y + third(y) if i % 2 else y for i, y in zip(rows, outputs, strict=True)]
+        return torch.cat(outputs).square().mean() / 100
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        loss.backward(*args, **kwargs)
+
+
+class Even(Uneven):
+    """With Lightning's own `backward`, so that gradients are sent while they are found."""
+
+    backward = LightningModule.backward
 
 
 class Thawed(Module):

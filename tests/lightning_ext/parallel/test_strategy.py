@@ -28,6 +28,7 @@ from lightning_ext.parallel.division import check_undivided, divide
 from lightning_ext.parallel.logs import combined_outputs
 from lightning_ext.parallel.microbatches import batch_size, chunks, count_for, kept, mixed, seed
 from lightning_ext.parallel.parts import find_pipeline
+from lightning_ext.parallel.region import writes
 from lightning_ext.parallel.split import drop_foreign
 from lightning_ext.parallel.summary import summary, warn_of_whole
 from strategies.parallel import Layout
@@ -101,6 +102,22 @@ def test_a_copy_of_a_module_in_stages() -> None:
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         with pytest.raises(RuntimeError, match="'model' was copied on one of several stages"):
             other(1)
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "expected"),
+    [
+        (torch.Tensor.__setitem__, {}, True),
+        (torch.Tensor.cumsum_, {}, True),
+        (torch.add, {"out": torch.ones(1)}, True),
+        (torch.add, {}, False),
+        (torch.Tensor.__add__, {}, False),
+    ],
+)
+def test_what_is_written_to_is_not_copied(
+    function: Any, options: dict[str, Any], expected: bool
+) -> None:
+    assert writes(function, options) == expected
 
 
 @pytest.mark.parametrize(
