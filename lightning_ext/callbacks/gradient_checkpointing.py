@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,12 +25,12 @@ from lightning_ext.recompute.planned import (
     in_words,
     kinds_of,
     largest,
-    somewhat_larger,
+    plan_for,
 )
 from lightning_ext.recompute.retry import Attempts, Batch
 from lightning_ext.recompute.runner import Runner
 from lightning_ext.recompute.tensors import DEPTH, tensors_in
-from lightning_ext.recompute.units import chosen, free_units, missing, units_of, without
+from lightning_ext.recompute.units import chosen, free_units, is_sharded, missing, units_of, without
 from strategies.checkpointing import MemoryReport, RecomputePlan
 from strategies.checkpointing.budget import check_budget, written
 
@@ -110,6 +111,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         self._parameters: list[nn.Parameter] = []
         self._free: list[Tensor] = []
         self._agreement = Agreement()
+        self._agree: Callable[[bool], bool] = bool
         self._batch: Batch | None = None
         self._told: set[str] = set()
         self._undo: Callable[[], None] | None = None
@@ -152,6 +154,8 @@ class DynamicGradientCheckpointing(DecidingCallback):
             return self._agreement.all(yes)
 
         self._runner = Runner(usable, agree=agree)
+        sharded = any(map(is_sharded, usable.values()))
+        self._agree = partial(agree, sharded=sharded)
         self._parameters = list(pl_module.parameters())
         attempts = Attempts(pl_module)
         if trainer.world_size == 1:  # other ranks would wait for this one, or for too much
@@ -171,6 +175,9 @@ class DynamicGradientCheckpointing(DecidingCallback):
         free = self._free = [*pl_module.parameters(), *pl_module.buffers(), *tensors]
         self._batch = Batch(batch)
         planned = None if self._anew else self._plan_for(self._now)
+        # Ranks that hold parts of the same parameters wait for each other while they measure.
+        if not self._agree(planned is not None):
+            planned = None
         if planned is None:
             self._in_use = None
             if not self._runner.units.keys() <= self._runner.excluded.keys():
@@ -243,10 +250,8 @@ class DynamicGradientCheckpointing(DecidingCallback):
         """The plan for batches of a kind, or of one that is somewhat larger."""
         if kind in self._plans:
             return self._plans[kind]
-        for known, planned in self._plans.items():
-            if known[0] == kind[0] and somewhat_larger(known[1], kind[1]):
-                return planned
-        return None
+        plans = {known: plan for (n, known), plan in self._plans.items() if n == kind[0]}
+        return plan_for(plans, kind[1])
 
     def _use(self, planned: Planned) -> None:
         assert self._runner is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 
@@ -110,7 +113,10 @@ class Attributes:
 
 
 class Unseen:
-    """Looks for writes to large tensors that torch does not count, as `tensor.data` makes them.
+    """Looks for what a call does and torch does not count.
+
+    These are writes to large tensors, as `tensor.data` makes them, and random numbers of others:
+    that two runs came out alike may be luck.
 
     Args:
         owners: Modules, before a call.
@@ -125,13 +131,35 @@ class Unseen:
             for name, tensor in own
             if tensor is not None and not tensor.requires_grad and not is_small(tensor)
         ]
+        self._owners, self._drawn = owners, _generators(owners)
 
     def found(self) -> str:
-        """The name of one that has been written to; nothing if none has."""
+        """What it has done, in words; nothing if it has not."""
         for name, tensor, version, copy in self._copies:
             if version_of(tensor) == version and not same(tensor, copy):
-                return name
-        return ""
+                return f"it writes to {name} unseen by torch"
+        now = _generators(self._owners)
+        changed = [name for name, state in self._drawn.items() if now.get(name) != state]
+        return f"it draws from {changed[0]}" if changed else ""
+
+
+def _generators(owners: Owners) -> dict[str, str | bytes]:
+    """The states of random generators that a call may draw from, besides torch's own."""
+    state: Any = np.random.get_state()
+    found: dict[str, str | bytes] = {
+        "Python's random numbers": repr(random.getstate()),
+        "NumPy's random numbers": state[1].tobytes() + str(state[2]).encode(),
+    }
+    for owner in owners.modules:
+        for key in vars(owner).keys() - _TORCHS:
+            match vars(owner)[key]:
+                case torch.Generator() as own:
+                    found[key] = own.get_state().numpy().tobytes()
+                case np.random.Generator() as own:
+                    found[key] = repr(own.bit_generator.state)
+                case random.Random() as own:
+                    found[key] = repr(own.getstate())
+    return found
 
 
 class _Kept:

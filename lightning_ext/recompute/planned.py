@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from lightning_ext.recompute.blocks import Applied, Table
 from lightning_ext.recompute.microbatched import Microbatched
 from strategies.checkpointing import MemoryReport
 from strategies.checkpointing.budget import written
+
+_KINDS = 16  # of batches, after which others follow the nearest
+_NEAR = 1.1  # how much larger than what was measured
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -58,8 +61,29 @@ def somewhat_larger(known: Shapes, asked: Shapes) -> bool:
     if len(known) != len(asked) or any(len(a) != len(b) for a, b in zip(known, asked, strict=True)):
         return False
     pairs = [(a, b) for k, s in zip(known, asked, strict=True) for a, b in zip(k, s, strict=True)]
-    sizes = [sum(math.prod(shape) for shape in shapes) for shapes in (known, asked)]
-    return all(a >= b for a, b in pairs) and sizes[0] <= 2 * sizes[1]
+    return all(a >= b for a, b in pairs) and elements(known) <= 2 * elements(asked)
+
+
+def plan_for(plans: Mapping[Shapes, Planned], shapes: Shapes) -> Planned | None:
+    """The plan of somewhat larger batches; of the nearest ones where too many kinds are known.
+
+    Args:
+        plans: By shapes.
+        shapes: Of a batch that has no plan of its own.
+    """
+    for known, planned in plans.items():
+        if somewhat_larger(known, shapes):
+            return planned
+    if len(plans) < _KINDS:
+        return None
+    least = elements(shapes) / _NEAR
+    enough = [known for known in plans if elements(known) >= least]
+    return plans[min(enough, key=elements)] if enough else None
+
+
+def elements(shapes: Shapes) -> int:
+    """Of tensors of these shapes together."""
+    return sum(map(math.prod, shapes))
 
 
 def explain(kind: tuple[int, Shapes] | None, planned: Planned | None) -> None:

@@ -270,8 +270,8 @@ class Runner:
         self._last = Last.of(output)
         if self.measurement is not None and call.call is not None and sys.exception() is call.error:
             self.measurement.ended(output)
-            if call.unseen is not None and (place := call.unseen.found()):
-                self.excluded.setdefault(call.name, f"it writes to {place} unseen by torch")
+            if call.unseen is not None and (reason := call.unseen.found()):
+                self.excluded.setdefault(call.name, reason)
             self._try(call.call, call.first, output)
 
     def _try(self, call: Call, first: Tensor | None, output: Any) -> None:

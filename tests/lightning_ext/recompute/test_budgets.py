@@ -126,6 +126,30 @@ def test_batches_that_torch_does_not_open(make: Any) -> None:
     assert [d.step for d in callback.decisions_] == [0, 3, 5]
 
 
+class First(Module):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss: Tensor = self.network(batch[0]).square().mean()
+        return loss
+
+
+def test_many_kinds_of_batches_follow_few_plans() -> None:
+    """Boxes of a detector: every batch is of other shapes."""
+    draw = torch.Generator().manual_seed(1)
+    data = list[list[Tensor]]()
+    for _ in range(60):
+        counts = torch.randint(1, 20, (4,), generator=draw).tolist()
+        data.append([torch.randn(8, WIDTH), *(torch.randn(n, 4) for n in counts)])
+    torch.manual_seed(0)
+    blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4))
+    plain = First(nn.Sequential(*blocks))
+    module, callback = copy.deepcopy(plain), DynamicGradientCheckpointing(0.4)
+    loader: DataLoader[Any] = DataLoader(data, batch_size=None)  # type: ignore[arg-type]
+    fit(plain, loader)
+    fit(module, loader, callback)
+    assert same(plain, module)
+    assert 10 < sum(d.action == "plan" for d in callback.decisions_) < 25
+
+
 class Sizes(Peaks):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *_: Any) -> None:
         super().on_train_batch_start(trainer, pl_module, [])

@@ -152,7 +152,7 @@ def test_blocks_that_do_not_come_out_the_same_are_left_alone_and_told() -> None:
     fit(plain, batches(rows(), 6))
     random.seed(1)
     np.random.seed(1)
-    told = "left alone: network.2, as run twice, it does not give the same"
+    told = "left alone: network.2, as it draws from Python's random numbers"
     with pytest.warns(UserWarning, match=told):
         fit(module, batches(rows(), 6), callback)
     assert same(plain, module)
@@ -160,6 +160,38 @@ def test_blocks_that_do_not_come_out_the_same_are_left_alone_and_told() -> None:
     assert callback.report_ is not None
     assert callback.report_.plan.extra > 0
     assert "network.2 is not run again" in callback.report_.advice[0]
+
+
+@pytest.mark.parametrize("which", ["python", "numpy", "torch", "own"])
+def test_draws_that_come_out_alike_by_chance(which: str) -> None:
+    class Drops(nn.Module):
+        """Leaves out a layer one time in fifty, as stochastic depth does."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.draw = nn.Linear(WIDTH, WIDTH), random.Random(1)
+            self.generator = torch.Generator().manual_seed(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            drawn = {
+                "python": random.random,
+                "numpy": np.random.rand,
+                "torch": lambda: torch.rand((), generator=self.generator),
+                "own": self.draw.random,
+            }[which]()
+            out: Tensor = x + torch.tanh(self.inner(x)) if drawn > 0.02 else x
+            return out
+
+    plain = Module(nn.Sequential(*(Drops() if i % 2 else Running() for i in range(6))))
+    module = copy.deepcopy(plain)
+    random.seed(2)
+    np.random.seed(2)
+    fit(plain, batches(rows(), 30))
+    random.seed(2)
+    np.random.seed(2)
+    with pytest.warns(UserWarning, match=r"left alone: network.1, as it draws from \w+"):
+        fit(module, batches(rows(), 30), DynamicGradientCheckpointing(0.8, blocks=[Drops, Running]))
+    assert same(plain, module)
 
 
 def test_what_blocks_note_is_noted_once() -> None:
