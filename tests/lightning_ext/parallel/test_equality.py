@@ -13,6 +13,9 @@ from tests.lightning_ext.parallel.compare import alone, check, read, run
 from tests.lightning_ext.parallel.ranks import JOBS, RESUMED
 
 
+pytestmark = pytest.mark.timeout(900)  # the first test waits for all that its ranks run
+
+
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("quick"), [*QUICK, *JOBS])

@@ -34,7 +34,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
     launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     launch += ["--nproc-per-node", "4", "-m", "tests.lightning_ext.parallel.failing", str(folder)]
     done = subprocess.run(
-        [*launch, *free_ports(len(CASES))], capture_output=True, text=True, timeout=120
+        [*launch, *free_ports(len(CASES))], capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr[-6000:]
     return {
