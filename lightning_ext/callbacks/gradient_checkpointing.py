@@ -16,7 +16,7 @@ from lightning_ext.recompute.agree import Agreement
 from lightning_ext.recompute.attributes import Unlike
 from lightning_ext.recompute.blocks import Table
 from lightning_ext.recompute.device import memory_left
-from lightning_ext.recompute.ledger import Ledger, counting
+from lightning_ext.recompute.ledger import Ledger, counting, uncounted
 from lightning_ext.recompute.microbatched import Microbatched
 from lightning_ext.recompute.planned import (
     Planned,
@@ -109,7 +109,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         self._step = ExitStack()
         self._ledger: Ledger | None = None
         self._parameters: list[nn.Parameter] = []
-        self._free: list[Tensor] = []
+        self._free: Callable[[], list[Tensor]] = list
         self._agreement = Agreement()
         self._agree: Callable[[bool], bool] = bool
         self._batch: Batch | None = None
@@ -161,6 +161,9 @@ class DynamicGradientCheckpointing(DecidingCallback):
         if trainer.world_size == 1:  # other ranks would wait for this one, or for too much
 
             def wrap(step: Callable[[], Any], accumulates: bool) -> Any:
+                idle = self._in_use is not None and self._in_use.applied.nothing
+                if idle and trainer.strategy.root_device.type == "cpu":
+                    return step()  # which cannot fail in a way that is made up for
                 return attempts.run(step, lambda error: self._again(trainer, error), accumulates)
 
             self._undo = wrap_steps(trainer, wrap)
@@ -172,7 +175,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         tensors = tensors_in(batch, DEPTH)
         shapes = tuple(tuple(t.shape) for t in tensors)
         self._now = sum(p.requires_grad for p in self._parameters), shapes
-        free = self._free = [*pl_module.parameters(), *pl_module.buffers(), *tensors]
+        self._free = partial(uncounted, pl_module, tensors)
         self._batch = Batch(batch)
         planned = None if self._anew else self._plan_for(self._now)
         # Ranks that hold parts of the same parameters wait for each other while they measure.
@@ -181,11 +184,11 @@ class DynamicGradientCheckpointing(DecidingCallback):
         if planned is None:
             self._in_use = None
             if not self._runner.units.keys() <= self._runner.excluded.keys():
-                self._runner.measure(free)
+                self._runner.measure(self._free())
         elif planned is not self._in_use:
             self._use(planned)
         if planned is not None and planned.report.measured is None:
-            self._ledger = Ledger(free)
+            self._ledger = Ledger(self._free())
             self._step.enter_context(counting(self._ledger))
         self._step.enter_context(self._runner.step())
 
@@ -355,7 +358,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         self._tell(trainer)
         self._plans.clear()
         self._ledger = self._in_use = self._anew = None
-        self._runner.measure(self._free)
+        self._runner.measure(self._free())
         self._step.enter_context(self._runner.step())
         return True
 

@@ -35,6 +35,11 @@ class Applied:
     layers: dict[int, Chosen]
     writes: frozenset[int]
 
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing is run again."""
+        return not self.spans and not any(self.layers.values())
+
 
 @dataclass(frozen=True)
 class Table:

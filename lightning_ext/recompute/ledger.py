@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_ext.recompute.tensors import ByMemory, memory_of
 
@@ -67,3 +67,13 @@ def held(tensor: Tensor) -> None:
     """Tell whoever counts that a tensor is held."""
     for ledger in _active:
         ledger.hold(tensor)
+
+
+def uncounted(module: nn.Module, batch: Iterable[Tensor]) -> list[Tensor]:
+    """Tensors that count nothing, as they are there in any case.
+
+    Args:
+        module: With parameters and buffers.
+        batch: Tensors of it.
+    """
+    return [*module.parameters(), *module.buffers(), *batch]
