@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -96,7 +97,8 @@ def measured(backend: str, method: str, compiled: bool) -> dict[str, Any]:
     )
     lines = done.stdout.splitlines()
     if done.returncode:
-        return {"error": done.stderr.strip().splitlines()[-1][:100]}
+        said = re.findall(r"^\w+(?:Error|Exception): .*", done.stderr, re.MULTILINE)
+        return {"error": said[-1][:100] if said else "no message"}
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 from keras.src.backend import get_keras_mask, set_keras_mask
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 from keras_ext.backends.call_state import CallState, raw_values, state_of
 
@@ -62,6 +63,10 @@ class PureCall:
         self._state = state_of(layer)
         self.inputs = [self._flat[i] for i in self._places] + raw_values(self._trained)
         self.state = raw_values(self._state)
+        # On jax, variables have values in the scope alone, and those that are frozen, or belong to
+        # other layers, do not change.
+        around = get_stateless_scope()
+        self._others = {} if around is None else dict(around.state_mapping)
         self._structure: Any = None
 
     def __call__(self, inputs: Sequence[Any], state: Sequence[Any]) -> Result:
@@ -77,20 +82,20 @@ class PureCall:
             collect_losses=True,
             initialize_variables=False,
         )
-        given = [scope.get_current_value(variable) for variable in variables]
+        scope.state_mapping = self._others | scope.state_mapping
+        before = dict(scope.state_mapping)
         with self._around.restored(), scope:
             self._structure = self._call(*args, **kwargs)
         leaves = keras.tree.flatten(self._structure)
-        now = [scope.get_current_value(variable) for variable in variables]
-        changed = [new is not old for new, old in zip(now, given, strict=True)]
-        if any(changed[: len(self._trained)]):
-            raise ValueError("it assigns to variables that are trained")
-        now = now[len(self._trained) :]
+        changed = {k: new for k, new in scope.state_mapping.items() if new is not before.get(k)}
+        places = {id(variable): i for i, variable in enumerate(self._state)}
+        if not changed.keys() <= places.keys():
+            raise ValueError("it assigns to variables that are trained, or that others have")
         return Result(
             leaves,
             [get_keras_mask(x) if keras.ops.is_tensor(x) else None for x in leaves],
             list(scope.losses),
-            {i: new for i, new in enumerate(now) if changed[len(self._trained) + i]},
+            {places[key]: new for key, new in changed.items()},
         )
 
     def finish(self, result: Result) -> Any:

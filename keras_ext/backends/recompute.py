@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -197,7 +198,9 @@ class Recompute:
 
 
 def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+    # Keras tells at length where an error came from, and in bold what it is.
+    told = re.search(r"\x1b\[1m(.+?)\x1b\[0m", str(error), re.DOTALL)
+    return f"{type(error).__name__}: {told[1] if told else error}".partition("\n")[0][:200]
 
 
 def _somewhat_larger(known: Shapes, asked: Shapes) -> bool:

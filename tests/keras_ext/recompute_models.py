@@ -158,7 +158,8 @@ def built(kind: str, **options: Any) -> keras.Model:
     model = MODELS[kind]()
     # Adam makes much of rounding where a gradient is zero, as that of biases of keys.
     optimizer = keras.optimizers.SGD(1e-3, momentum=0.9)
-    model.compile(optimizer, "mse", **{"jit_compile": keras.backend.backend() == "jax"} | options)
+    compiled = keras.backend.backend() == "jax" and not options.get("run_eagerly")
+    model.compile(optimizer, "mse", **{"jit_compile": compiled} | options)
     return model
 
 

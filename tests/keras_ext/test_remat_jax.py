@@ -1,0 +1,60 @@
+"""What jax keeps for the backward pass, against what was predicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+
+from keras_ext import DynamicGradientCheckpointing
+from keras_ext._units import units_of
+from keras_ext.backends.recompute import Recompute
+from tests.keras_ext.helpers import BACKEND
+from tests.keras_ext.recompute_models import built, data
+
+if BACKEND != "jax":
+    pytest.skip("jax alone", allow_module_level=True)
+
+import jax
+
+
+def residuals(model: keras.Model) -> int:
+    """Bytes that a step keeps, without variables and data."""
+    x, y = map(jax.numpy.asarray, data(8))
+    trained, others, metrics, optimizer = (
+        [v.value for v in variables]
+        for variables in (
+            model.trainable_variables,
+            model.non_trainable_variables,
+            model.metrics_variables,
+            model.optimizer.variables,
+        )
+    )
+
+    def loss(trained: Any) -> Any:
+        return model.compute_loss_and_updates(
+            trained, others, metrics, x, y, None, training=True, optimizer_variables=optimizer
+        )
+
+    _, backward, _ = jax.vjp(loss, trained, has_aux=True)
+    known = {id(value) for value in (*trained, *others, x, y)}
+    found = {id(leaf): leaf.nbytes for leaf in jax.tree.leaves(backward)}
+    return sum(size for key, size in found.items() if key not in known)
+
+
+@pytest.mark.parametrize("kind", ["transformer", "convolutional", "residual", "subclassed"])
+def test_what_is_kept(kind: str) -> None:
+    model, ours = built(kind), DynamicGradientCheckpointing(0.5)
+    model.fit(*data(8), 8, callbacks=[ours], verbose=0)
+    plain = residuals(model)
+    assert ours.plan_.plain_peak == pytest.approx(plain, rel=0.1)
+
+    names = frozenset(units_of(model))
+    recompute = Recompute(model, units_of(model), lambda measured, why: names)
+    recompute.settle((), None)
+    recompute.install()
+    recompute._in_step = True
+    assert residuals(model) <= 0.5 * plain
+    recompute.remove()
+    assert residuals(model) == plain
