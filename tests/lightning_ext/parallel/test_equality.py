@@ -12,7 +12,6 @@ from tests.lightning_ext.parallel.cases import QUICK, Case, everything
 from tests.lightning_ext.parallel.compare import alone, check, read, run
 from tests.lightning_ext.parallel.ranks import JOBS, RESUMED
 
-
 pytestmark = pytest.mark.timeout(900)  # the first test waits for all that its ranks run
 
 
