@@ -294,6 +294,15 @@ def test_batches_of_several_sizes() -> None:
     assert len(ours.decisions_) == 1  # the smaller last batch follows the plan of the others
 
 
+@pytest.mark.skipif(BACKEND == "torch", reason="Keras has no such steps there")
+def test_several_steps_at_a_time() -> None:
+    ours = saver()
+    assert_like_plain(
+        lambda: built("transformer", steps_per_execution=2), ours, batch_size=3, epochs=1
+    )
+    assert ours.plan_.spans
+
+
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="plans for the first batch alone")
 def test_larger_batches_are_planned_anew() -> None:
     def batches() -> Any:
