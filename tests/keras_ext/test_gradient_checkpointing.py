@@ -84,7 +84,14 @@ def calls_of(layer: keras.Layer) -> list[int]:
     return calls
 
 
-@pytest.mark.parametrize("kind", MODELS)
+# Each traces and compiles several models, which torch does not.
+slow = pytest.mark.usefixtures() if BACKEND == "torch" else pytest.mark.matrix
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [k if k in ("convolutional", "shared") else pytest.param(k, marks=slow) for k in MODELS],
+)
 def test_as_the_plain_run(kind: str) -> None:
     ours = saver()
     assert_like_plain(lambda: built(kind), ours)
@@ -94,12 +101,14 @@ def test_as_the_plain_run(kind: str) -> None:
     assert [d.action for d in ours.decisions_] == ["plan"]
 
 
+@slow
 @pytest.mark.parametrize("kind", ["transformer", "convolutional", "masked"])
 def test_as_the_plain_run_with_all_blocks_run_again(kind: str) -> None:
     with warned("the least that its activations can be brought to"):
         assert_like_plain(lambda: built(kind), saver(LEAST))
 
 
+@slow
 @pytest.mark.parametrize(
     ("kind", "policy"), [("transformer", "mixed_bfloat16"), ("convolutional", "mixed_float16")]
 )
@@ -108,6 +117,7 @@ def test_as_the_plain_run_in_mixed_precision(kind: str, policy: str) -> None:
     assert_like_plain(lambda: built(kind), saver(), rtol=RTOL if BACKEND == "torch" else 2e-2)
 
 
+@slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -141,6 +151,7 @@ def test_blocks_are_run_again_in_training_alone() -> None:
     assert ours == [n + AGAIN for n in plain[:3]] + plain[3:]
 
 
+@slow
 def test_several_inputs_and_outputs_in_nested_models() -> None:
     def block(i: int) -> keras.Model:
         a, b = (keras.Input((LENGTH, WIDTH), name=name) for name in "ab")
@@ -167,6 +178,7 @@ def test_several_inputs_and_outputs_in_nested_models() -> None:
     assert callback.plan_.spans
 
 
+@slow
 def test_stacks_inside_nested_models() -> None:
     def make() -> keras.Model:
         keras.utils.set_random_seed(0)
@@ -212,6 +224,7 @@ def test_what_was_measured_is_told() -> None:
     assert ours.report_.plot().lines
 
 
+@slow
 def test_bytes_and_auto() -> None:
     half, ours, free = saver(), saver("100KiB"), saver("auto")
     for callback in (half, ours, free):
@@ -222,6 +235,7 @@ def test_bytes_and_auto() -> None:
     assert free.plan_.peak == half.plan_.plain_peak
 
 
+@slow
 def test_two_fits_with_one_callback() -> None:
     plain, model, ours = built("convolutional"), built("convolutional"), saver()
     for epochs in (1, 2):
@@ -277,6 +291,7 @@ def test_nothing_is_in_force_when_another_callback_fails() -> None:
     assert untouched(model)
 
 
+@slow
 def test_steps_of_other_callbacks_in_between() -> None:
     class Steps(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -288,12 +303,14 @@ def test_steps_of_other_callbacks_in_between() -> None:
     assert_equal(everything(model), everything(plain))
 
 
+@slow
 def test_batches_of_several_sizes() -> None:
     ours = saver()
     assert_like_plain(lambda: built("transformer"), ours, batch_size=5)
     assert len(ours.decisions_) == 1  # the smaller last batch follows the plan of the others
 
 
+@slow
 @pytest.mark.skipif(BACKEND == "torch", reason="Keras has no such steps there")
 def test_several_steps_at_a_time() -> None:
     ours = saver()
@@ -303,6 +320,7 @@ def test_several_steps_at_a_time() -> None:
     assert ours.plan_.spans
 
 
+@slow
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="plans for the first batch alone")
 def test_larger_batches_are_planned_anew() -> None:
     def batches() -> Any:
@@ -320,6 +338,7 @@ def test_larger_batches_are_planned_anew() -> None:
     ]
 
 
+@slow
 def test_blocks_by_name_class_and_path() -> None:
     for blocks in (["block_1"], [Block]):
         ours = saver(0.95, blocks=blocks)
