@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
+
+# Of memory that is free: allocators need room to move, and other processes take some.
+SHARE = 0.9
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {f"{prefix}i": 2 ** (10 * (i + 1)) for i, prefix in enumerate("KMGT")}
@@ -65,3 +69,18 @@ def written(size: float) -> str:
             return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.2f} {unit}"
         size /= 1024
     return f"{size:.2f} TiB"
+
+
+def host_memory(path: str = "/proc/meminfo") -> int | None:
+    """Bytes that this machine can still give to tensors, or none if it does not say.
+
+    Args:
+        path: Where it says so. Default: that of Linux.
+    """
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return None
+    sizes = dict(line.split(":", 1) for line in lines if ":" in line)
+    found = sizes.get("MemAvailable", "").split()
+    return int(SHARE * 1024 * int(found[0])) if found else None
