@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import time
@@ -45,10 +44,10 @@ def train(method: str, compiled: bool, steps: int = 4) -> dict[str, Any]:
     if method.startswith("ours"):
         callbacks.append(DynamicGradientCheckpointing(float(method.split()[1])))
     model.fit(x[:8], x[:8], verbose=0)  # much is loaded on first use
-    before = _resident()
+    before = _memory("VmRSS")
     began = time.perf_counter()
     history = model.fit(x, x, ROWS, shuffle=False, verbose=0, callbacks=callbacks)
-    found = {"peak": _highest() - before, "loss": history.history["loss"][0]}
+    found = {"peak": _memory("VmHWM") - before, "loss": history.history["loss"][0]}
     found["seconds"] = time.perf_counter() - began
     if callbacks:
         plan = callbacks[0].plan_
@@ -71,12 +70,14 @@ def _block(i: int) -> Any:
     )
 
 
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def _highest() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _memory(field: str) -> int:
+    # Not getrusage: its highest memory is that of the process which started this one, if greater.
+    found = re.search(
+        rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE
+    )
+    if found is None:
+        raise OSError(f"/proc/self/status has no {field}: this runs on Linux only")
+    return int(found[1]) * 1024
 
 
 def measured(backend: str, method: str, compiled: bool) -> dict[str, Any]:
