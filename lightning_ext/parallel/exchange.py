@@ -35,27 +35,34 @@ class Bucket:
         """Whether it is sent, and not yet back."""
         return self._sent is not None
 
-    def send(self, group: dist.ProcessGroup) -> None:
-        """Begin to add up."""
+    def send(self, group: dist.ProcessGroup, late: bool = False) -> None:
+        """Begin to add up, and to tell all ranks if one has added to what it had sent before."""
         flat = [
             torch.zeros_like(local(p).data) if p.grad is None else local(p.grad)
             for p in self.parameters
         ]
-        present = flat[0].new_tensor([float(p.grad is not None) for p in self.parameters])
-        buffer = torch.cat([*(x.reshape(-1) for x in flat), present])
+        said = [*(p.grad is not None for p in self.parameters), late]
+        buffer = torch.cat([*(x.reshape(-1) for x in flat), flat[0].new_tensor(said)])
         self._sent = buffer, dist.all_reduce(buffer, group=group, async_op=True)
 
     def receive(self, divisor: int) -> None:
         """Put the sums, divided, in place of the gradients: as views of what was sent."""
         buffer = self.waited()
         sizes = [local(p).numel() for p in self.parameters]
-        *pieces, present = buffer.split([*sizes, len(sizes)])
-        found = present.tolist()
+        *pieces, said = buffer.split([*sizes, len(sizes) + 1])
+        present = said[:-1].tolist()
         if divisor > 1:
             buffer.div_(divisor)
-        for p, piece, there in zip(self.parameters, pieces, found, strict=True):
+        for p, piece, there in zip(self.parameters, pieces, present, strict=True):
             if there:
                 _set(p, piece.view_as(local(p)))
+
+    def late(self) -> bool:
+        """Whether a rank has added to what it had sent before, once that is back."""
+        assert self._sent is not None
+        buffer, work = self._sent
+        work.wait()
+        return bool(buffer[-1])
 
     def waited(self) -> Tensor:
         """What was sent, once it is back."""
@@ -96,9 +103,10 @@ def add_up(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, divisor
 class Overlap:
     """Takes means over a group while the backward pass goes on.
 
-    A bucket is sent once the gradients in it are complete, the last layers first. Code that runs
-    backward passes of its own may add to a gradient that is sent already: then all ranks add up
-    again what they have, and from then on after the backward pass.
+    A bucket is sent once the gradients in it are complete, the last layers first, and the last
+    bucket after the backward pass. Code that runs backward passes of its own may add to a gradient
+    that is sent already, which a rank says in the last bucket: then all ranks add up again what
+    they have, and from then on after the backward pass.
 
     Args:
         group: Of the copies.
@@ -129,7 +137,7 @@ class Overlap:
             place = self._place[id(p)]
             late |= self._buckets[place].under_way
             left[place] -= 1
-            while following < len(self._buckets) and left[following] <= 0:
+            while following < len(self._buckets) - 1 and left[following] <= 0:
                 self._buckets[following].send(self.group)
                 following += 1
 
@@ -139,9 +147,10 @@ class Overlap:
         finally:
             for hook in hooks:
                 hook.remove()
-        for bucket in self._buckets[following:]:
+        for bucket in self._buckets[following:-1]:
             bucket.send(self.group)
-        self._finish(late)
+        self._buckets[-1].send(self.group, late)
+        self._finish()
 
     def _arrange(self, parameters: Sequence[nn.Parameter]) -> None:
         """Buckets anew where other parameters are trained than before."""
@@ -149,15 +158,13 @@ class Overlap:
             self._buckets = buckets_of(reversed(parameters), _FIRST)
             self._place = {id(p): i for i, b in enumerate(self._buckets) for p in b.parameters}
 
-    def _finish(self, late: bool) -> None:
-        said = torch.tensor([float(late)], device=self._buckets[0].parameters[0].device)
-        dist.all_reduce(said, group=self.group)
+    def _finish(self) -> None:
+        self.off = self._buckets[-1].late()
         for bucket in self._buckets:
-            if said:
+            if self.off:
                 bucket.waited()
                 bucket.send(self.group)
             bucket.receive(self.size)
-        self.off = bool(said)
 
 
 def _set(p: nn.Parameter, piece: Tensor) -> None:

@@ -127,7 +127,7 @@ QUICK = {
     "data of several batches": accumulating({}, 2),
     "copies that talk in the backward pass": Case("even", {}, CLIP),
     "a backward of one's own": Case("uneven", {}, CLIP),
-    "gradients that come twice": Case("twice", {}, CLIP),
+    "gradients that come twice": Case("twice", {}, CLIP, blocks=2),
     "stages and data": Case("vit", TWO, CLIP | {"accumulate_grad_batches": 2}),
     "stages and pieces": Case("gpt2", {**SPLIT, "schedule": "gpipe"}, CLIP),
     "pieces and data": Case("llama", {"tensor": 2}, CLIP),

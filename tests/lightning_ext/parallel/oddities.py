@@ -133,10 +133,10 @@ class Again(nn.Module):
 
 
 class Twice(Module):
-    """A gradient that is not complete when it first arrives."""
+    """A gradient that is not complete when it first arrives, and is sent before the last ones."""
 
     def made(self, kind: str, blocks: int, heads: int) -> nn.Sequential:
-        width = 4 * heads
+        width = 400  # a weight of more than a megabyte
         inside = (Again(width) for _ in range(blocks))
         return nn.Sequential(nn.Embedding(VOCABULARY, width), *inside, nn.Linear(width, VOCABULARY))
 
