@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from strategies.checkpointing import Block, RecomputePlan, Span, plan_recompute
 from strategies.checkpointing.report import timeline
-
-Shapes = tuple[tuple[int, ...], ...]
+from strategies.checkpointing.shapes import Shapes
 
 
 def size_of(shape: Sequence[int], dtype: Any) -> int:
@@ -116,6 +115,27 @@ class Measured:
     after: int
     shapes: Shapes
     advice: tuple[str, ...] = ()
+
+    def without(self, names: Collection[str]) -> Measured | None:
+        """The step with some blocks as code that is run once, or none if no block is left.
+
+        Args:
+            names: Of these blocks.
+        """
+        calls: list[Call] = []
+        outside, cut = 0, False  # bytes that belong to code now, and whether it comes next
+        for call in self.calls:
+            if call.name not in names:
+                linked = call.linked and not cut
+                calls.append(replace(call, before=call.before + outside, linked=linked))
+                outside, cut = 0, False
+                continue
+            if call.linked and calls and not cut:
+                calls[-1].held = True
+                outside += calls[-1].output
+            outside += call.before + call.saved + call.output
+            cut = True
+        return replace(self, calls=calls, after=self.after + outside) if calls else None
 
     def table(self) -> Table:
         """The calls of the step as blocks that can be planned for."""

@@ -13,7 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_ext._table import Call, Measured, Shapes, size_of
+from keras_ext._table import Call, Measured, size_of
+from strategies.checkpointing.shapes import Shapes
 
 # Writing an element takes as long as this many operations of a matrix product, about.
 _ELEMENT = 16

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import keras
 
-from keras_ext._table import Measured, Shapes, size_of
+from keras_ext._table import Measured, size_of
 from keras_ext.backends.patches import Patches
 from keras_ext.backends.train_function import release, retrace
+from strategies.checkpointing.shapes import Shapes, somewhat_larger
 
 # How Keras is told that the data are at an end.
 _AT_AN_END = {"StopIteration", "OutOfRangeError"}
@@ -69,7 +70,9 @@ class Recompute:
         self._patches = Patches()
         self._chosen = _NONE
         self._known: dict[Shapes, frozenset[str]] = {}
+        self._measured: dict[Shapes, Measured] = {}
         self._refused: set[str] = set()
+        self._outdated = False  # whether a block was refused that is in a plan
         self._meter: Any = None
         self._in_step = False
 
@@ -109,7 +112,7 @@ class Recompute:
             shapes: Of the arrays of a batch.
         """
         for known, chosen in self._known.items():
-            if _somewhat_larger(known, shapes):
+            if somewhat_larger(known, shapes):
                 self._chosen = chosen
                 return True
         return False
@@ -154,17 +157,30 @@ class Recompute:
         """
         self._chosen = self._decide(measured, why or "no block took part in the step")
         self._known = {shapes: self._chosen} | self._known
+        if measured is not None:
+            self._measured[shapes] = measured
+
+    def _decide_anew(self) -> None:
+        """Decide without the blocks that were refused since, and trace the step again."""
+        self._outdated = False
+        for shapes, measured in self._measured.items():
+            self.settle(shapes, measured.without(self._refused))
+        retrace(self.model, self._undo, self._around)
 
     def _wrapped(self, name: str, layer: keras.Layer, call: Callable[..., Any]) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            if self._in_step and self._meter is not None:
-                return self._meter.call(layer, name, call, args, kwargs)
-            if not self._in_step or name not in self._chosen or name in self._refused:
+            if not self._in_step or name in self._refused:
+                return call(*args, **kwargs)
+            if self._meter is not None:
+                attempt = partial(self._meter.call, layer, name, call)
+            elif name in self._chosen:
+                attempt = partial(self._engine.run, layer, call)
+            else:
                 return call(*args, **kwargs)
             if not self._engine.IS_PURE:
-                return self._engine.run(layer, call, args, kwargs)
+                return attempt(args, kwargs)
             try:
-                return self._engine.run(layer, call, args, kwargs)
+                return attempt(args, kwargs)
             except Exception as error:
                 output = call(*args, **kwargs)  # what is wrong with the call itself is said here
                 self._refuse(name, error)
@@ -174,6 +190,7 @@ class Recompute:
 
     def _refuse(self, name: str, error: Exception) -> None:
         self._refused.add(name)
+        self._outdated |= name in self._chosen
         warnings.warn(
             f"DynamicGradientCheckpointing: block {name!r} cannot be run again "
             f"({_brief(error)}); it is kept. Put it in exclude=[{name!r}]",
@@ -186,7 +203,10 @@ class Recompute:
         def run(*args: Any) -> Any:
             self._in_step = True
             try:
-                return self._engine.step(self, step, args)
+                result = self._engine.step(self, step, args)
+                if self._outdated:
+                    self._decide_anew()
+                return result
             except BaseException as error:
                 if type(error).__name__ not in _AT_AN_END:
                     self.remove()
@@ -201,12 +221,3 @@ def _brief(error: Exception) -> str:
     # Keras tells at length where an error came from, and in bold what it is.
     told = re.search(r"\x1b\[1m(.+?)\x1b\[0m", str(error), re.DOTALL)
     return f"{type(error).__name__}: {told[1] if told else error}".partition("\n")[0][:200]
-
-
-def _somewhat_larger(known: Shapes, asked: Shapes) -> bool:
-    """Whether every dimension is as large, and the whole at most twice as large."""
-    if len(known) != len(asked) or any(len(a) != len(b) for a, b in zip(known, asked, strict=True)):
-        return False
-    pairs = [(a, b) for k, s in zip(known, asked, strict=True) for a, b in zip(k, s, strict=True)]
-    sizes = [sum(map(math.prod, shapes)) for shapes in (known, asked)]
-    return all(a >= b for a, b in pairs) and sizes[0] <= 2 * sizes[1]

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import keras
 
-from keras_ext._table import Call, Measured, Shapes, size_of
+from keras_ext._table import Call, Measured, size_of
 from keras_ext.backends.jaxpr_cost import cost_of
 from keras_ext.backends.pure_call import PureCall, Result, is_float
+from strategies.checkpointing.shapes import Shapes
 
 if TYPE_CHECKING:
     from keras_ext.backends.recompute import Recompute

@@ -17,8 +17,9 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from keras_ext._table import Call, Measured, Shapes
+from keras_ext._table import Call, Measured
 from keras_ext.backends.call_state import CallState, born_seeds, raw_values, state_of
+from strategies.checkpointing.shapes import Shapes
 
 if TYPE_CHECKING:
     from keras_ext.backends.recompute import Recompute

@@ -26,7 +26,8 @@ def retrace(model: keras.Model, undo: Callable[[], None], around: Around | None 
     guard = vars(model).get("make_train_function")
     if not isinstance(guard, _Guard):
         guard = _Guard(model)
-    guard.undos.append(undo)
+    if undo not in guard.undos:
+        guard.undos.append(undo)
     if around is not None:
         guard.arounds[undo] = around
     guard.trace()

@@ -8,14 +8,16 @@ from typing import Any
 
 import keras
 
-from keras_ext._table import Measured, Shapes, Table
+from keras_ext._table import Measured, Table
 from keras_ext._units import Kind, chosen, parts_of, units_of
 from keras_ext.backends.memory import memory_left
 from keras_ext.backends.recompute import Recompute, why_not
 from keras_ext.backends.train_function import release_all
 from keras_ext.callbacks._base import DecidingCallback
 from strategies.checkpointing import MemoryReport, RecomputePlan
-from strategies.checkpointing.budget import check_budget, written
+from strategies.checkpointing.budget import check_budget
+from strategies.checkpointing.kinds import check_kinds
+from strategies.checkpointing.shapes import in_words
 
 
 class DynamicGradientCheckpointing(DecidingCallback):
@@ -78,8 +80,8 @@ class DynamicGradientCheckpointing(DecidingCallback):
         super().__init__()
         self._budget = check_budget(memory_budget)
         self.memory_budget = memory_budget
-        self.blocks = None if blocks is None else _kinds("blocks", blocks)
-        self.exclude = _kinds("exclude", exclude)
+        self.blocks = None if blocks is None else check_kinds("blocks", blocks, keras.Layer)
+        self.exclude = check_kinds("exclude", exclude, keras.Layer)
         self.plan_: RecomputePlan | None = None
         self.report_: MemoryReport | None = None
         self._recompute: Recompute | None = None
@@ -141,6 +143,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         }
 
     def _stay_plain(self, why: str) -> None:
+        self.plan_ = self.report_ = None
         reason = f"{why}: the fit is a plain one"
         self.decisions_.record(self._steps, "fall back", reason)
         if self._budget != "auto":
@@ -158,21 +161,14 @@ class DynamicGradientCheckpointing(DecidingCallback):
             self._stay_plain(told or why)
             return frozenset()
         plan = table.plan(self._bytes(table))
-        shapes = _written(table.shapes)
         self.plan_ = plan
-        self.report_ = MemoryReport(shapes, table.blocks, plan, advice=table.advice)
+        self.report_ = MemoryReport(in_words(table.shapes), table.blocks, plan, advice=table.advice)
         self.decisions_.record(
             self._steps, "plan", str(self.report_), budget=plan.budget, predicted=plan.peak,
             plain=plan.plain_peak, extra=self.report_.extra,
         )  # fmt: skip
-        if not plan.fits:
-            warnings.warn(
-                f"memory_budget={self.memory_budget!r} is {written(plan.budget)} for a batch of "
-                f"{shapes}; the least that its activations can be brought to is "
-                f"{written(plan.peak)}, which is done. Largest blocks: {_largest(table)}. Smaller "
-                "blocks (blocks=), a smaller batch or a shorter sequence need less",
-                stacklevel=2,
-            )
+        if (lacking := self.report_.shortfall(self.memory_budget)) is not None:
+            warnings.warn(lacking, stacklevel=2)
         return table.chosen(plan)
 
     def _bytes(self, table: Table) -> float:
@@ -185,22 +181,3 @@ class DynamicGradientCheckpointing(DecidingCallback):
         if left is None:
             return table.plain_peak
         return max(left - self._recompute.gradients_to_come, 0)
-
-
-def _kinds(name: str, value: Any) -> list[Kind]:
-    found = list(value) if isinstance(value, (list, tuple, set, frozenset)) else [value]
-    for kind in found:
-        if not isinstance(kind, str) and not (
-            isinstance(kind, type) and issubclass(kind, keras.Layer)
-        ):
-            raise TypeError(f"{name}={value!r}: pass a list of classes of layers or of their names")
-    return found
-
-
-def _written(shapes: Shapes) -> str:
-    return ", ".join("x".join(map(str, shape)) for shape in shapes) or "unknown"
-
-
-def _largest(table: Table, most: int = 3) -> str:
-    found = sorted(table.blocks, key=lambda block: -block.saved)[:most]
-    return ", ".join(f"{block.name} ({written(block.saved)})" for block in found)

@@ -18,21 +18,15 @@ from lightning_ext.recompute.blocks import Table
 from lightning_ext.recompute.device import memory_left
 from lightning_ext.recompute.ledger import Ledger, counting, uncounted
 from lightning_ext.recompute.microbatched import Microbatched
-from lightning_ext.recompute.planned import (
-    Planned,
-    Shapes,
-    explain,
-    in_words,
-    kinds_of,
-    largest,
-    plan_for,
-)
+from lightning_ext.recompute.planned import Planned, explain, plan_for
 from lightning_ext.recompute.retry import Attempts, Batch
 from lightning_ext.recompute.runner import Runner
 from lightning_ext.recompute.tensors import DEPTH, tensors_in
 from lightning_ext.recompute.units import chosen, free_units, is_sharded, missing, units_of, without
 from strategies.checkpointing import MemoryReport, RecomputePlan
 from strategies.checkpointing.budget import check_budget, written
+from strategies.checkpointing.kinds import check_kinds
+from strategies.checkpointing.shapes import Shapes, in_words
 
 # Of the peak that was too much; each attempt takes so much less.
 _TIGHTER = 0.75
@@ -94,8 +88,8 @@ class DynamicGradientCheckpointing(DecidingCallback):
         super().__init__()
         self._budget = check_budget(memory_budget)
         self.memory_budget = memory_budget
-        self.blocks = None if blocks is None else kinds_of("blocks", blocks)
-        self.exclude = kinds_of("exclude", exclude)
+        self.blocks = None if blocks is None else check_kinds("blocks", blocks, nn.Module)
+        self.exclude = check_kinds("exclude", exclude, nn.Module)
         self.plan_: RecomputePlan | None = None
         self.report_: MemoryReport | None = None
         self._forget()
@@ -265,10 +259,10 @@ class DynamicGradientCheckpointing(DecidingCallback):
     def _decide(self, trainer: Trainer, table: Table | Microbatched) -> None:
         assert self._now is not None
         plan = self._agreed(table, table.plan(self._bytes(trainer, table)))
-        shapes = in_words(self._now[1])
         assert self._runner is not None
         left = tuple(f"{n} is not run again: {why}" for n, why in self._runner.excluded.items())
-        report = MemoryReport(shapes, table.blocks, plan, advice=(*table.advice, *left))
+        advice = (*table.advice, *left)
+        report = MemoryReport(in_words(self._now[1]), table.blocks, plan, advice=advice)
         planned = Planned(table, table.applied(plan), report)
         old, self._anew = self._anew, None
         if old is not None and old is self._plan_for(self._now):
@@ -284,13 +278,8 @@ class DynamicGradientCheckpointing(DecidingCallback):
                 trainer, "plan", str(report), budget=plan.budget, predicted=plan.peak,
                 plain=plan.plain_peak, extra=report.extra,
             )  # fmt: skip
-        if not plan.fits:
-            rank_zero_warn(
-                f"memory_budget={self.memory_budget!r} is {written(plan.budget)} for a batch of "
-                f"{shapes}; the least that its activations can be brought to is "
-                f"{written(plan.peak)}, which is done. Largest blocks: {largest(table)}. Smaller "
-                "blocks (blocks=), a smaller batch or a shorter sequence need less"
-            )
+        if (lacking := report.shortfall(self.memory_budget)) is not None:
+            rank_zero_warn(lacking)
 
     def _agreed(self, table: Table | Microbatched, plan: RecomputePlan) -> RecomputePlan:
         """A plan, or none of it where ranks that wait for each other in blocks have others."""

@@ -56,6 +56,30 @@ class MemoryReport:
             found[number] += f", saving {written(self.blocks[number].partial[way].saved)}"
         return tuple(found)
 
+    def largest(self, most: int = 3) -> str:
+        """The blocks that hold most in a plain step, as text.
+
+        Args:
+            most: Blocks to name. Default: 3.
+        """
+        found = sorted(self.blocks, key=lambda block: -block.saved)[:most]
+        return ", ".join(f"{block.name} ({written(block.saved)})" for block in found)
+
+    def shortfall(self, memory_budget: Any) -> str | None:
+        """What the budget lacks, as text; none where the plan is within it.
+
+        Args:
+            memory_budget: As the user gave it.
+        """
+        if self.plan.fits:
+            return None
+        return (
+            f"memory_budget={memory_budget!r} is {written(self.plan.budget)} for a batch of "
+            f"{self.batch}; the least that its activations can be brought to is "
+            f"{written(self.plan.peak)}, which is done. Largest blocks: {self.largest()}. Smaller "
+            "blocks (blocks=), a smaller batch or a shorter sequence need less"
+        )
+
     def explain(self, most: int = 10) -> str:
         """Which blocks hold the most memory in a plain step, and what was done with them.
 

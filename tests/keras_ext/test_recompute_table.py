@@ -60,3 +60,15 @@ def test_all_calls_of_a_block_are_run_again_or_none() -> None:
         assert names.count("a") in (0, 2)
         assert plan.extra == len(names)
         assert plan.peak <= table.plain_peak
+
+
+def test_a_call_that_turns_out_to_be_code() -> None:
+    measured = Measured(calls(*"abc"), 5, ((2, 3),))
+    left = measured.without({"b"})
+    assert left is not None
+    # What "b" saves, its output and its input, the output of "a", are held by code.
+    assert [(block.name, block.saved) for block in left.table().blocks] == [
+        ("a", 100), ("other code", 120), ("c", 100), ("other code", 5)
+    ]  # fmt: skip
+    assert left.table().plain_peak == measured.table().plain_peak
+    assert measured.without({"a", "b", "c"}) is None
