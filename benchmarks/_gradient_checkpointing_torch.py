@@ -26,18 +26,18 @@ VOCABULARY = 256
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.qkv, self.proj, self.heads = (
-            nn.Linear(width, 3 * width),
-            nn.Linear(width, width),
-            heads,
-        )
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads = heads
 
     def forward(self, x: Tensor) -> Tensor:
         items, length, width = x.shape
         split = self.qkv(x).view(items, length, 3, self.heads, width // self.heads)
-        y = F.scaled_dot_product_attention(*split.permute(2, 0, 3, 1, 4), is_causal=True)
+        y = self.attend(*split.permute(2, 0, 3, 1, 4))
         out: Tensor = self.proj(y.transpose(1, 2).reshape(items, length, width))
         return out
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class Block(nn.Module):

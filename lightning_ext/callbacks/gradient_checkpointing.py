@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from strategies.checkpointing.shapes import Shapes, in_words
 # Of the peak that was too much; each attempt takes so much less.
 _TIGHTER = 0.75
 _TOLD = 1.05  # of a budget, from which on it is told that it was not kept
+_TRAINED = attrgetter("requires_grad")
 _TRIES = 3  # to correct a plan, or to see more of the calls that there are
 
 
@@ -155,8 +157,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         if trainer.world_size == 1:  # other ranks would wait for this one, or for too much
 
             def wrap(step: Callable[[], Any], accumulates: bool) -> Any:
-                idle = self._in_use is not None and self._in_use.applied.nothing
-                if idle and trainer.strategy.root_device.type == "cpu":
+                if self._idle and trainer.strategy.root_device.type == "cpu":
                     return step()  # which cannot fail in a way that is made up for
                 return attempts.run(step, lambda error: self._again(trainer, error), accumulates)
 
@@ -168,7 +169,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         assert self._runner is not None
         tensors = tensors_in(batch, DEPTH)
         shapes = tuple(tuple(t.shape) for t in tensors)
-        self._now = sum(p.requires_grad for p in self._parameters), shapes
+        self._now = sum(map(_TRAINED, self._parameters)), shapes
         self._free = partial(uncounted, pl_module, tensors)
         self._batch = Batch(batch)
         planned = None if self._anew else self._plan_for(self._now)
@@ -184,16 +185,22 @@ class DynamicGradientCheckpointing(DecidingCallback):
         if planned is not None and planned.report.measured is None:
             self._ledger = Ledger(self._free())
             self._step.enter_context(counting(self._ledger))
-        self._step.enter_context(self._runner.step())
+        if not self._idle:
+            self._step.enter_context(self._runner.step())
+
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing is run again or looked at."""
+        return self._in_use is not None and self._in_use.applied.nothing and self._ledger is None
 
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
     ) -> None:
-        if self._runner is not None:
+        if self._runner is not None and not self._idle:
             self._runner.pause()
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._runner is None:
+        if self._runner is None or self._idle:
             return
         if pl_module.automatic_optimization:
             self._step_is_over(trainer)

@@ -77,9 +77,10 @@ class Table:
             return ()
         return (
             f"attention weights take {written(total)} in {len(found)} blocks (such as "
-            f"{max(found)[1]}): softmax(QK^T)V by hand, or torch's attention with "
-            "need_weights=True. F.scaled_dot_product_attention(q, k, v), or need_weights=False, "
-            "keeps none of them, is faster, and equal up to rounding",
+            f"{max(found)[1]}): softmax(QK^T)V by hand, torch's attention with need_weights=True, "
+            "or F.scaled_dot_product_attention where only its math kernel will do, as for dropout "
+            "of weights on a CPU. Its other kernels, or need_weights=False, keep none of them, are "
+            "faster, and equal up to rounding",
         )
 
     def plan(self, budget: float) -> RecomputePlan:
