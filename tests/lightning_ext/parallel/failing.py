@@ -1,12 +1,13 @@
 """Fits that go wrong on some ranks, and what every rank then raises.
 
-python -m torch.distributed.run --nproc-per-node 4 -m tests.lightning_ext.parallel.failing DIR PORTS
+python -m torch.distributed.run --nproc-per-node 4 -m tests.lightning_ext.parallel.failing DIR
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 import traceback
@@ -153,16 +154,28 @@ def again(where: str) -> str:
     return "nothing"
 
 
-def main(folder: Path, ports: list[str]) -> None:
+def port_of(shared: Path) -> str:
+    """A port that nobody listens on: looked for by one rank, late, as others take ports, too."""
+    if os.environ["RANK"] == "0":
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            chosen = shared.with_suffix(".chosen")
+            chosen.write_text(str(server.getsockname()[1]))
+        chosen.rename(shared)
+    while not shared.exists():
+        time.sleep(0.01)
+    return shared.read_text()
+
+
+def main(folder: Path) -> None:
     """Try all cases, each with new connections."""
     rank = os.environ["RANK"]
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    for (where, ranks), port in zip(CASES.items(), ports, strict=True):
-        os.environ["MASTER_PORT"] = port
+    for where, ranks in CASES.items():
+        os.environ["MASTER_PORT"] = port_of(folder / f"{where}.port")
         (folder / f"{where}.{rank}.json").write_text(json.dumps(attempt(where, ranks)))
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]))
