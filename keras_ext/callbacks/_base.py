@@ -54,6 +54,11 @@ class DecidingCallback(keras.callbacks.Callback):
             f"pass lightning_ext.{name} to a Lightning Trainer"
         )
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it is in the running fit already, as it is where a fit gets it twice."""
+        return self in _Fit.of(self).running
+
     def companions(self) -> list[DecidingCallback]:
         """Our other callbacks in the running fit, as far as they have begun."""
         return [other for other in _Fit.of(self).running if other is not self]

@@ -88,11 +88,13 @@ class DynamicGradientCheckpointing(DecidingCallback):
         self._steps = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        twice = self.has_begun
         super().on_train_begin(logs)
         self.plan_ = self.report_ = self._recompute = None
         self._steps = 0
         model = self.model
-        if any(isinstance(other, DynamicGradientCheckpointing) for other in self.companions()):
+        ours = (isinstance(other, DynamicGradientCheckpointing) for other in self.companions())
+        if twice or any(ours):
             release_all(model)
             raise ValueError("two DynamicGradientCheckpointing callbacks are in one fit; pass one")
         units = self._units(model)
@@ -138,8 +140,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
             for name, unit in units.items()
             if id(unit) not in inside
             and outside.isdisjoint(map(id, parts_of(unit)))
-            # It assigns to what is trained, which would count twice.
-            and not any(isinstance(p, keras.layers.SpectralNormalization) for p in parts_of(unit))
+            and not any(map(_changes_what_is_unseen, parts_of(unit)))
         }
 
     def _stay_plain(self, why: str) -> None:
@@ -181,3 +182,10 @@ class DynamicGradientCheckpointing(DecidingCallback):
         if left is None:
             return table.plain_peak
         return max(left - self._recompute.gradients_to_come, 0)
+
+
+def _changes_what_is_unseen(layer: keras.Layer) -> bool:
+    """Whether a layer of Keras writes where a second call would count twice."""
+    if isinstance(layer, keras.layers.TorchModuleWrapper):
+        return next(layer.module.buffers(), None) is not None
+    return isinstance(layer, keras.layers.SpectralNormalization)  # to what is trained

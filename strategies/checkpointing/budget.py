@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 # Of memory that is free: allocators need room to move, and other processes take some.
 SHARE = 0.9
 
+_MOST = 2**63  # more than any device has, and what sizes in torch can be
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {f"{prefix}i": 2 ** (10 * (i + 1)) for i, prefix in enumerate("KMGT")}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?|)B?\s*", re.IGNORECASE)
 _EXPECTED = (
-    'pass a share of what the plain run needs in (0, 1], bytes as an int or a text like "6GiB", '
-    'or "auto"'
+    "pass a share of what the plain run needs as a float in (0, 1] (1.0 for all of it), bytes as "
+    'an int or a text like "6GiB", or "auto"'
 )
 
 
@@ -37,19 +39,18 @@ def check_budget(value: Any) -> float | int | str:
     """
     if isinstance(value, str):
         return value if value == "auto" else _bytes(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"memory_budget={value!r}: {_EXPECTED}")
-    if isinstance(value, float) and 0 < value <= 1:
-        return value
-    if isinstance(value, int) and value > 1:
-        return value
+    number = int(value) if isinstance(value, Integral) else float(value)
+    if 1 < number < _MOST if isinstance(number, int) else 0 < number <= 1:
+        return number
     raise ValueError(f"memory_budget={value!r}: {_EXPECTED}")
 
 
 def _bytes(text: str) -> int:
     found = _SIZE.fullmatch(text)
     unit = "" if found is None else found[2][:1].upper() + found[2][1:].lower()
-    if found is None or float(found[1]) * _UNITS[unit] < 1:
+    if found is None or not 1 <= float(found[1]) * _UNITS[unit] < _MOST:
         raise ValueError(f"memory_budget={text!r}: {_EXPECTED}")
     return int(float(found[1]) * _UNITS[unit])
 

@@ -53,7 +53,7 @@ class MemoryReport:
         found = [f"run again {n}x" if n else "kept" for n in again]
         inside = (pair for span in _all(self.plan.spans) for pair in span.partial)
         for number, way in (*self.plan.partial, *inside):
-            found[number] += f", saving {written(self.blocks[number].partial[way].saved)}"
+            found[number] += f", holding {written(self.blocks[number].partial[way].saved)}"
         return tuple(found)
 
     def largest(self, most: int = 3) -> str:

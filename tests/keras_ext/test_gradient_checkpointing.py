@@ -378,6 +378,13 @@ def test_two_in_one_fit() -> None:
     with pytest.raises(ValueError, match="two DynamicGradientCheckpointing callbacks"):
         fit(model, saver(), saver())
     assert untouched(model)
+    ours = saver()
+    with pytest.raises(ValueError, match="two DynamicGradientCheckpointing callbacks"):
+        fit(model, ours, ours)
+    assert untouched(model)
+    fit(model, ours)
+    assert ours.plan_.spans
+    assert untouched(model)
 
 
 def test_a_model_without_blocks_is_trained_plainly_and_that_is_said() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from strategies.checkpointing import (
@@ -62,7 +63,7 @@ def test_what_is_told() -> None:
 def test_blocks_that_save_less_are_told() -> None:
     blocks = report().blocks
     plan = RecomputePlan((), ((1, 0),), 1000, 1.0, 1400, 16.0, 1000)
-    assert MemoryReport("8", blocks, plan).treatment == ("kept", "kept, saving 600 bytes", "kept")
+    assert MemoryReport("8", blocks, plan).treatment == ("kept", "kept, holding 600 bytes", "kept")
 
 
 def test_plot() -> None:
@@ -87,6 +88,8 @@ def test_plot() -> None:
         ("512 MB", 512_000_000),
         ("100k", 100_000),
         ("4096", 4096),
+        (np.float32(0.5), 0.5),
+        (np.int64(4096), 4096),
     ],
 )
 def test_budgets(given: Any, expected: Any) -> None:
@@ -95,7 +98,25 @@ def test_budgets(given: Any, expected: Any) -> None:
     assert type(found) is type(expected)
 
 
-@pytest.mark.parametrize("given", [0, 1, -1, 0.0, 1.5, -0.5, float("nan"), "", "GiB", "-1GB", "0"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        0,
+        1,
+        -1,
+        0.0,
+        1.5,
+        -0.5,
+        float("nan"),
+        "",
+        "GiB",
+        "-1GB",
+        "0",
+        10**400,
+        "9" * 400,
+        "9999999TB",
+    ],
+)
 def test_budgets_out_of_range(given: Any) -> None:
     with pytest.raises(ValueError, match="memory_budget="):
         check_budget(given)
