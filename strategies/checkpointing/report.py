@@ -24,7 +24,10 @@ class MemoryReport:
         blocks: Of the model, in the order in which they run.
         plan: What is run again.
         measured: Bytes at most in the first step with the plan. Default: None, not measured yet.
-        advice: What would save memory without being run again. Default: none.
+        advice: What would save memory without being run again, and what else is to be known.
+            Default: none.
+        forward: Cost of one forward pass, in blocks and outside of them. Default: None, only that
+            of blocks is known, of which all shares of work are then told.
     """
 
     batch: str
@@ -32,6 +35,7 @@ class MemoryReport:
     plan: RecomputePlan
     measured: int | None = None
     advice: tuple[str, ...] = ()
+    forward: float | None = None
 
     @property
     def saved(self) -> int:
@@ -41,7 +45,11 @@ class MemoryReport:
     @property
     def extra(self) -> float:
         """What is run again as a share of a plain step, whose backward pass is two forwards."""
-        return self.plan.extra / (3 * self.plan.forward) if self.plan.forward else 0.0
+        return self.plan.extra / (3 * self._forward) if self._forward else 0.0
+
+    @property
+    def _forward(self) -> float:
+        return self.plan.forward if self.forward is None else self.forward
 
     @property
     def treatment(self) -> tuple[str, ...]:
@@ -93,13 +101,15 @@ class MemoryReport:
                 self.blocks[i].name,
                 written(self.blocks[i].saved),
                 f"{self.blocks[i].saved / total:.1%}",
-                f"{self.blocks[i].cost / max(self.plan.forward, 1):.1%}",
+                f"{self.blocks[i].cost / max(self._forward, 1):.1%}",
                 self.treatment[i],
             )
             for i in order
         ]
-        columns = ("block", "saves", "of all", "of the work", "plan")
-        return "\n".join([str(self), table(columns, rows), *self.advice])
+        work = "of the work" if self.forward is not None else "of blocks' work"
+        more = [f"... and {len(self.blocks) - most} more"] if len(self.blocks) > most else []
+        shown = table(("block", "saves", "of all", work, "plan"), rows)
+        return "\n".join([str(self), shown, *more, *self.advice])
 
     def plot(self, ax: Any = None) -> Any:
         """Draw memory over one step, plain and as planned; needs matplotlib.
@@ -115,12 +125,13 @@ class MemoryReport:
         return plot_memory(self, ax)
 
     def __str__(self) -> str:
-        peak = f"{written(self.plan.peak)} predicted"
+        peak = f"{written(self.plan.peak)} predicted with this plan"
         if self.measured is not None:
             peak += f", {written(self.measured)} measured"
+        work = "a step's" if self.forward is not None else "its blocks'"
         return (
             f"batch {self.batch}: activations {written(self.plan.plain_peak)} in the plain run, "
-            f"{peak}; {self.extra:.1%} of a step's operations run again"
+            f"{peak}; {self.extra:.1%} of {work} operations run again"
         )
 
 

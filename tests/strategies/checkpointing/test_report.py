@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,13 +52,22 @@ def test_what_is_told() -> None:
     assert found.extra == 21 / 48
     assert found.treatment == ("run again 1x", "run again 2x", "kept")
     text = found.explain(2)
-    assert "batch 8x3: activations 1.37 KiB in the plain run, 1.17 KiB predicted" in text
-    assert "43.8% of a step's operations run again" in text
+    assert "activations 1.37 KiB in the plain run, 1.17 KiB predicted with this plan" in text
+    assert "43.8% of its blocks' operations run again" in text
     lines = [line for line in text.splitlines() if "middle" in line or "head" in line]
     assert ["1000 bytes" in lines[0], "71.4%" in lines[0], "run again 2x" in lines[0]] == [True] * 3
     assert "kept" in lines[1]
     assert "embed" not in text
-    assert text.endswith("attention could be lighter")
+    assert text.endswith("... and 1 more\nattention could be lighter")
+    assert "more" not in found.explain(3)
+    assert "of blocks' work" in text
+
+
+def test_work_outside_of_blocks_is_part_of_a_step() -> None:
+    found = replace(report(), forward=32.0)
+    assert found.extra == 21 / 96
+    assert "21.9% of a step's operations run again" in str(found)
+    assert any("middle" in line and "31.2%" in line for line in found.explain().splitlines())
 
 
 def test_blocks_that_save_less_are_told() -> None:
