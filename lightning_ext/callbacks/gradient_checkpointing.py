@@ -149,7 +149,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
                 yes = trainer.strategy.reduce_boolean_decision(yes, all=True)
             return self._agreement.all(yes)
 
-        self._runner = Runner(usable, agree=agree)
+        self._runner = Runner(usable, agree=agree, model=pl_module)
         sharded = any(map(is_sharded, usable.values()))
         self._agree = partial(agree, sharded=sharded)
         self._parameters = list(pl_module.parameters())
@@ -269,7 +269,8 @@ class DynamicGradientCheckpointing(DecidingCallback):
         assert self._runner is not None
         left = tuple(f"{n} is not run again: {why}" for n, why in self._runner.excluded.items())
         advice = (*table.advice, *left)
-        report = MemoryReport(in_words(self._now[1]), table.blocks, plan, advice=advice)
+        shapes = in_words(self._now[1])
+        report = MemoryReport(shapes, table.blocks, plan, None, advice, table.forward)
         planned = Planned(table, table.applied(plan), report)
         old, self._anew = self._anew, None
         if old is not None and old is self._plan_for(self._now):

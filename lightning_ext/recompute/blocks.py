@@ -53,6 +53,7 @@ class Table:
         spans: Runs of blocks that can be run again.
         ways: Calls of layers that each block's ways do not keep the outputs of, by call.
         weights: Bytes of attention weights that each call saves.
+        other: Cost of what is outside of blocks. Default: None, it is not known.
     """
 
     keys: tuple[Key, ...]
@@ -62,6 +63,12 @@ class Table:
     spans: tuple[tuple[int, int], ...]
     ways: tuple[tuple[dict[int, Chosen], ...], ...]
     weights: tuple[int, ...]
+    other: float | None = None
+
+    @property
+    def forward(self) -> float | None:
+        """Cost of a forward pass, in blocks and outside of them; none if that is not known."""
+        return None if self.other is None else self.other + sum(b.cost for b in self.blocks)
 
     @property
     def plain_peak(self) -> int:
@@ -134,7 +141,7 @@ def table(measured: Measurement, writes: frozenset[int]) -> Table:
     return Table(
         tuple(call.key for call in calls), writes, tuple(row.block for row in rows),
         tuple(numbers), tuple(_spans(numbers, chains, writes)), tuple(row.ways for row in rows),
-        tuple(call.seen.weights if call.seen else 0 for call in calls),
+        tuple(call.seen.weights if call.seen else 0 for call in calls), measured.other,
     )  # fmt: skip
 
 

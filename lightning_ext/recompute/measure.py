@@ -28,7 +28,7 @@ from lightning_ext.recompute.tensors import (
     tensors_in,
 )
 from lightning_ext.recompute.trial import run_again
-from lightning_ext.recompute.work import Work
+from lightning_ext.recompute.work import Work, estimate
 
 Key = tuple[str, int]  # name of the block, and how often it was called before in this step
 
@@ -180,6 +180,8 @@ class _Forward:
 class Measurement:
     """One step in which every block is run again by itself.
 
+    `other` is the cost of what is outside of blocks; none if that is not known.
+
     Args:
         free: Tensors that count nothing: parameters, buffers, the batch.
     """
@@ -187,6 +189,7 @@ class Measurement:
     def __init__(self, free: Iterable[Tensor]) -> None:
         self.calls: list[_Forward] = []
         self.outside: list[tuple[int, int]] = []  # number of the next call, and bytes
+        self.other: float | None = None
         self._ledger = Ledger(free)
         self._outputs = ByMemory[int]()
 
@@ -244,7 +247,7 @@ class Measurement:
             {memory_of(t)[0] for t in tensors_in((args, kwargs))},
             (-1, 0) if result is None else memory_of(result),
             layers.found,
-            work.cost or _estimate(call.module, given),
+            work.cost or estimate(call.module, given),
             sum(sizes.get(address, 0) for address in work.weights),
         )
 
@@ -254,9 +257,3 @@ def _watched(call: Call, layers: _Layers, work: Work) -> Iterator[None]:
     # Operators in compiled code cannot be counted.
     with layers, nullcontext() if is_compiled(call.module) else work:
         yield
-
-
-def _estimate(module: nn.Module, first: Tensor | None) -> float:
-    """Operations of a block, as if each row of its input were multiplied by all parameters."""
-    rows = 1 if first is None or not first.ndim else first.numel() / max(first.shape[-1], 1)
-    return 2.0 * rows * sum(p.numel() for p in module.parameters())

@@ -36,6 +36,11 @@ class Microbatched:
         return self.one.blocks
 
     @property
+    def forward(self) -> float | None:
+        """Cost of the forward pass of one microbatch; none if it is not known."""
+        return self.one.forward
+
+    @property
     def advice(self) -> tuple[str, ...]:
         """What would save memory without being run again."""
         return self.one.advice
@@ -110,6 +115,7 @@ def microbatched(
     begin, count = seen[0] * size, len(seen)
     first = copy.copy(measured)
     first.calls = passes[seen[0]]
+    first.other = None if measured.other is None else measured.other / len(passes)
     first.outside = [(at - begin, n) for at, n in measured.outside if 0 <= at - begin <= size]
     order = schedule_of(strategy.schedule, strategy.pipeline, count)
     in_flight = order.peak_in_flight[strategy.mesh.stage]

@@ -31,6 +31,7 @@ from lightning_ext.recompute.leaves import Chosen, Leaves
 from lightning_ext.recompute.ledger import Ledger, counting, held, is_counting
 from lightning_ext.recompute.measure import Key, Measurement
 from lightning_ext.recompute.microbatched import Microbatched, microbatched
+from lightning_ext.recompute.outside import Outside
 from lightning_ext.recompute.running import Given, Last, Open, Run, private
 from lightning_ext.recompute.state import Surroundings
 from lightning_ext.recompute.tensors import as_saved, copied, first_of, stays, tensors_in
@@ -52,6 +53,7 @@ class Runner:
         excluded: Blocks that are never run again, and why.
         agree: Tells all ranks whether all say yes, and gets whether the block is divided over
             them. Default: this is the only one.
+        model: That the modules are in, whose other work is counted. Default: None, it is not.
     """
 
     units: Mapping[str, nn.Module]
@@ -61,12 +63,14 @@ class Runner:
     writes: set[int] = field(default_factory=set)
     excluded: dict[str, str] = field(default_factory=dict)
     agree: Callable[[bool, bool], bool] = lambda yes, _: yes
+    model: nn.Module | None = None
 
     def __post_init__(self) -> None:
         self._names = {module: name for name, module in self.units.items()}
         self._owners: dict[str, Owners] = {}
         self._known: dict[str, set[Place]] = {name: set() for name in self.units}
         self._handles: list[RemovableHandle] = []
+        self._rest: Outside | None = None
         self._spans: dict[int, Span] = {}
         self._numbers: dict[Key, int] = {}
         self._forget()
@@ -90,6 +94,12 @@ class Runner:
         self.writes.clear()
         self._excluded_before = len(self.excluded)
         self._attach(layer for unit in self.units.values() for _, layer in layers_in(unit))
+        if self.model is not None:
+            self._rest = Outside(self.model, self.units.values(), self._is_outside)
+            self._handles += self._rest.attach()
+
+    def _is_outside(self) -> bool:
+        return self.on and self._open is None
 
     def measured(self, strategy: Any = None) -> Table | Microbatched | None:
         """The blocks of the step that was measured.
@@ -103,6 +113,8 @@ class Runner:
         assert self.measurement is not None
         measured, writes = self.measurement, frozenset(self.writes)
         self.measurement = None
+        if self._rest is not None and self._rest.known:
+            measured.other = self._rest.cost
         if len(self.excluded) > self._excluded_before or not any(
             call.seen for call in measured.calls
         ):

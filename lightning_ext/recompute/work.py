@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_ext._torch import operations
@@ -68,3 +68,14 @@ class Work(TorchDispatchMode):
             for tensor in tensors_in(output):
                 address = memory_of(tensor)[0]
                 self._softmax[address] = source | {address}
+
+
+def estimate(module: nn.Module, first: Tensor | None) -> float:
+    """Operations of a module, as if each row of its input were multiplied by all parameters.
+
+    Args:
+        module: That cannot be counted.
+        first: Its first argument.
+    """
+    rows = 1 if first is None or not first.ndim else first.numel() / max(first.shape[-1], 1)
+    return 2.0 * rows * sum(p.numel() for p in module.parameters())

@@ -308,6 +308,12 @@ def test_own_blocks_and_exclusions() -> None:
     assert "network.blocks.1" in names
     assert "network.blocks.2" not in names
     assert "network.head" not in names
+    # Its work is counted all the same.
+    every = DynamicGradientCheckpointing(0.3)
+    fit(made("transformer")[0], batches(x), every)
+    assert every.report_ is not None
+    assert callback.report_.forward == pytest.approx(every.report_.forward, rel=1e-3)
+    assert "of a step's operations run again" in str(callback.report_)
 
 
 def test_the_report() -> None:
