@@ -8,6 +8,7 @@ again without them computes something else.
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,7 +17,8 @@ import keras
 from keras.src.backend import AutocastScope, get_autocast_scope, get_keras_mask, set_keras_mask
 from keras.src.backend.common import global_state
 
-from keras_ext.backends.internals import own_variables, sublayers
+from keras_ext._units import parts_of
+from keras_ext.backends.internals import own_variables
 
 CONTEXT = "current_call_ctx"
 
@@ -67,7 +69,7 @@ def state_of(layer: keras.Layer) -> list[keras.Variable]:
     Args:
         layer: With its layers.
     """
-    made = {id(v) for part in _parts(layer) for v in own_variables(part)}
+    made = {id(v) for part in parts_of(layer) for v in own_variables(part)}
     found = {id(v): v for v in [*layer.variables, *layer.metrics_variables] if id(v) not in made}
     everybody = global_state.get_global_attribute("global_seed_generator")
     if everybody is not None:
@@ -75,22 +77,28 @@ def state_of(layer: keras.Layer) -> list[keras.Variable]:
     return list(found.values())
 
 
-def born_seeds(
-    layer: keras.Layer, before: Sequence[keras.Variable]
-) -> list[tuple[keras.Variable, Any]]:
-    """Seeds that a call was the first to ask for, and their values before it.
+class Births:
+    """Watches for seeds that a call is the first to ask for.
 
     Args:
-        layer: That was called.
-        before: Its `state_of` before the call.
+        layer: That is about to be called.
+        before: Its `state_of`.
     """
-    known = {id(variable) for variable in before}
-    born = [variable for variable in state_of(layer) if id(variable) not in known]
-    # A seed and the number of draws since.
-    return [(v, v.value * keras.ops.convert_to_tensor([1, 0], dtype=v.dtype)) for v in born]
 
+    def __init__(self, layer: keras.Layer, before: Sequence[keras.Variable]) -> None:
+        self._layer, self._known = layer, set(map(id, before))
+        self._python = random.getstate()
 
-def _parts(layer: keras.Layer) -> Iterator[keras.Layer]:
-    yield layer
-    for part in sublayers(layer):
-        yield from _parts(part)
+    def seen(self) -> list[tuple[keras.Variable, Any]]:
+        """Variables of these seeds, and their values before the call."""
+        born = [v for v in state_of(self._layer) if id(v) not in self._known]
+        return [(v, keras.ops.convert_to_tensor([self._seed(v), 0], dtype=v.dtype)) for v in born]
+
+    def _seed(self, variable: keras.Variable) -> int:
+        everybody = global_state.get_global_attribute("global_seed_generator")
+        if everybody is None or variable is not everybody.state:
+            return int(variable.value[0])  # beside it is the number of draws
+        # That of all is mixed at every draw; Keras took it from Python.
+        then = random.Random()
+        then.setstate(self._python)
+        return then.randint(1, 10**9)

@@ -38,13 +38,13 @@ def layer_lists(layer: keras.Layer) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(layer).items()
-        if isinstance(value, (list, tuple, Mapping)) and name not in _bookkeeping()
+        if isinstance(value, (list, tuple, Mapping)) and name not in bookkeeping()
     }
 
 
 @cache
-def _bookkeeping() -> frozenset[str]:
-    """Attributes that Keras and the backend give to every layer that has a sub-layer."""
+def bookkeeping() -> frozenset[str]:
+    """Names of attributes that Keras and the backend give to every layer that has a sub-layer."""
     layer = keras.layers.Layer()
     layer.inner = keras.layers.Layer()
     return frozenset(vars(layer)) - {"inner"}

@@ -155,16 +155,19 @@ class Recompute:
             measured: What was, or none.
             why: There is nothing. Default: no block took part.
         """
-        self._chosen = self._decide(measured, why or "no block took part in the step")
-        self._known = {shapes: self._chosen} | self._known
+        usable = None
         if measured is not None:
             self._measured[shapes] = measured
+            usable = measured.without(self._refused)
+            why = why or "no block is left that can be run again"
+        self._chosen = self._decide(usable, why or "no block took part in the step")
+        self._known = {shapes: self._chosen} | self._known
 
     def _decide_anew(self) -> None:
         """Decide without the blocks that were refused since, and trace the step again."""
         self._outdated = False
-        for shapes, measured in self._measured.items():
-            self.settle(shapes, measured.without(self._refused))
+        for shapes, measured in [*self._measured.items()]:
+            self.settle(shapes, measured)
         retrace(self.model, self._undo, self._around)
 
     def _wrapped(self, name: str, layer: keras.Layer, call: Callable[..., Any]) -> Any:
@@ -183,17 +186,23 @@ class Recompute:
                 return attempt(args, kwargs)
             except Exception as error:
                 output = call(*args, **kwargs)  # what is wrong with the call itself is said here
-                self._refuse(name, error)
+                self.refuse(name, _brief(error))
                 return output
 
         return run
 
-    def _refuse(self, name: str, error: Exception) -> None:
+    def refuse(self, name: str, why: str) -> None:
+        """Run a block no more than once from now on, and say so.
+
+        Args:
+            name: Of the block.
+            why: It cannot be run again.
+        """
         self._refused.add(name)
         self._outdated |= name in self._chosen
         warnings.warn(
             f"DynamicGradientCheckpointing: block {name!r} cannot be run again "
-            f"({_brief(error)}); it is kept. Put it in exclude=[{name!r}]",
+            f"({why}); it is kept. Put it in exclude=[{name!r}]",
             stacklevel=2,
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -15,10 +15,12 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from keras_ext._table import Call, Measured
-from keras_ext.backends.call_state import CallState, born_seeds, raw_values, state_of
+from keras_ext.backends.call_state import Births, CallState, raw_values, state_of
+from keras_ext.backends.torch_hooks import Saved, memory, transforms_allowed
+from keras_ext.backends.torch_trial import Trial
 from strategies.checkpointing.shapes import Shapes
 
 if TYPE_CHECKING:
@@ -42,11 +44,19 @@ def step(recompute: Recompute, function: Callable[..., Any], args: tuple[Any, ..
     """
     batch = keras.tree.flatten(args)
     shapes = tuple(tuple(x.shape) for x in batch if hasattr(x, "shape"))
-    if recompute.knows(shapes):
-        return function(*args)
-    meter = Meter(shapes)
-    with recompute.measuring(meter), meter.step([*recompute.model.variables, *batch]):
-        result = function(*args)
+    try:
+        if recompute.knows(shapes):
+            return function(*args)
+        meter = Meter(shapes, recompute.refuse)
+        with recompute.measuring(meter), meter.step([*recompute.model.variables, *batch]):
+            result = function(*args)
+    except CheckpointError as error:
+        error.add_note(
+            f"DynamicGradientCheckpointing: block {_Again.last!r} was called again for the "
+            "backward pass and has not done the same, as what it depends on has changed in "
+            f"between. Put it in exclude=[{_Again.last!r}]"
+        )
+        raise
     recompute.settle(shapes, meter.measured())
     return result
 
@@ -71,31 +81,67 @@ def run(
         kwargs: Others.
         meter: Measures it. Default: None, it is not measured.
     """
-    around = CallState(keras.tree.flatten((args, kwargs)))
-    state = state_of(layer)
-    copies = [value.detach().clone() for value in raw_values(state)]
-    again = keras.StatelessScope(zip(state, copies, strict=True), initialize_variables=False)
-    first = True
+    again = _Again(layer, call, args, kwargs)
+    is_first = True
 
     def block(*args: Any) -> Any:
-        nonlocal first
-        if first:
-            first = False
-            output = call(*args, **kwargs) if meter is None else meter.over(call, args, kwargs)
-            for generator in born_seeds(layer, state):
-                again.add_update(generator)
-            return output
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            return again.first(args) if meter is None else meter.over(again, args)
         if meter is not None:
             meter.backward_begins()
-        around.mark(keras.tree.flatten((args, kwargs)))
-        with around.restored():
-            return call(*args, **kwargs)
+        return again(args)
 
     # Where it stopped early, masks that a layer keeps for its next call would stay as they are.
-    return checkpoint(
-        block, *args, use_reentrant=False, early_stop=False,
-        context_fn=lambda: (nullcontext(), again),
-    )  # fmt: skip
+    return checkpoint(block, *args, use_reentrant=False, early_stop=False)
+
+
+class _Again:
+    """A call that is made, and made again.
+
+    Args:
+        layer: The block.
+        call: What it does.
+        args: That it gets.
+        kwargs: Others.
+
+    Attributes:
+        last: Name of the block that was called again last.
+    """
+
+    last = ""
+
+    def __init__(
+        self,
+        layer: keras.Layer,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.layer, self.kwargs, self._call = layer, kwargs, call
+        self._around = CallState(keras.tree.flatten((args, kwargs)))
+        self._state = state_of(layer)
+        self._copies = [value.detach().clone() for value in raw_values(self._state)]
+        self._births = Births(layer, self._state)
+        self._born: list[tuple[keras.Variable, Any]] = []
+
+    def first(self, args: tuple[Any, ...]) -> Any:
+        """Make it."""
+        output = self._call(*args, **self.kwargs)
+        self._born = self._births.seen()
+        return output
+
+    def __call__(self, args: tuple[Any, ...]) -> Any:
+        """Make it again; what it changes is dropped."""
+        _Again.last = self.layer.name
+        # Made anew, as a step may have several backward passes.
+        scope = keras.StatelessScope(
+            [*zip(self._state, self._copies, strict=True), *self._born], initialize_variables=False
+        )
+        self._around.mark(keras.tree.flatten((args, self.kwargs)))
+        with scope, self._around.restored():
+            return self._call(*args, **self.kwargs)
 
 
 class Meter:
@@ -103,10 +149,12 @@ class Meter:
 
     Args:
         shapes: Of the batch.
+        refuse: Gets the name of a block that cannot be run again, and why that is.
     """
 
-    def __init__(self, shapes: Shapes) -> None:
-        self._shapes = shapes
+    def __init__(self, shapes: Shapes, refuse: Callable[[str, str], None]) -> None:
+        self._shapes, self._refuse = shapes, refuse
+        self._transforms = 0  # of `torch.func`, so far
         self._calls: list[Call] = []
         self._between = 0
         self._seen: dict[int, Any] = {}  # storages that count nothing, or were counted
@@ -128,8 +176,9 @@ class Meter:
             free: Variables and tensors that are there in any case.
         """
         variables = [x for x in free if isinstance(x, keras.Variable)]
-        self._seen = dict(map(_memory, _tensors_in([*raw_values(variables), *free])))
-        with saved_tensors_hooks(self._saved_outside, lambda x: x):
+        self._seen = dict(map(memory, _tensors_in([*raw_values(variables), *free])))
+        hooks = saved_tensors_hooks(self._saved_outside, lambda x: x)
+        with transforms_allowed(self._transformed), hooks:
             yield
         # Tensors are not kept beyond the step.
         self._seen, self._outputs = {}, {}
@@ -151,6 +200,9 @@ class Meter:
         """Whatever is saved from now on is not there for the backward pass."""
         self._over = True
 
+    def _transformed(self) -> None:
+        self._transforms += 1
+
     def _saved_outside(self, x: torch.Tensor) -> torch.Tensor:
         if not self._over and not self._entering:
             self._hold(x)
@@ -158,7 +210,7 @@ class Meter:
 
     def _hold(self, x: torch.Tensor) -> None:
         """Code outside of blocks saves a tensor, or a block takes one from outside."""
-        key, storage = _memory(x)
+        key, storage = memory(x)
         if key in self._seen:
             return
         self._seen[key] = storage
@@ -168,52 +220,52 @@ class Meter:
         self._between += storage.nbytes()
 
     def _returned_by(self, x: torch.Tensor) -> int | None:
-        key, storage = _memory(x)
+        key, storage = memory(x)
         found, number = self._outputs.get(key, (None, 0))
         return number if found is not None and found() is storage else None
 
-    def over(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Call what the last block does."""
+    def over(self, again: _Again, args: tuple[Any, ...]) -> Any:
+        """Make the call of the last block."""
         self._entering = False
-        tensors = _tensors_in((args, kwargs))
+        tensors = _tensors_in((args, again.kwargs))
         number = len(self._calls) - 1
         call = self._calls[number]
         call.linked = number > 0 and bool(tensors) and self._returned_by(tensors[0]) == number - 1
         for tensor in tensors[1:] if call.linked else tensors:
             self._hold(tensor)
         call.before, self._between = self._between, 0
-        inside: dict[int, Any] = {}
-        # The hooks of the checkpoint, which lie under these.
-        pack, unpack = torch._C._autograd._top_saved_tensors_default_hooks(False)
-
-        def saw(x: torch.Tensor) -> Any:
-            key, storage = _memory(x)
-            inside[key] = storage
-            return pack(x)
-
-        with _Work() as work, saved_tensors_hooks(saw, unpack):
-            output = function(*args, **kwargs)
+        trial, saved, transforms = Trial(again.layer, tensors), Saved(), self._transforms
+        with _Work() as work, saved.hooks():
+            output = again.first(args)
         call.cost = work.cost
-        taken = [_memory(tensor)[0] for tensor in tensors]
+        if self._transforms > transforms:
+            why = "it calls transforms of torch.func"
+        else:
+            why = trial.why_not(output, saved.shapes, lambda: again(args))
+        self._note(call, tensors, saved.storages(), output)
+        if why:
+            self._refuse(call.name, why)
+        else:
+            saved.drop()
+        return output
+
+    def _note(
+        self, call: Call, tensors: list[torch.Tensor], inside: dict[int, Any], output: Any
+    ) -> None:
+        """What a call has taken, saved and returned."""
+        taken = [memory(tensor)[0] for tensor in tensors]
         call.saves_input = bool(taken) and taken[0] in inside
         own = {key: s for key, s in inside.items() if key not in taken and key not in self._seen}
-        returned = [_memory(tensor) for tensor in _tensors_in(output)]
+        returned = [memory(tensor) for tensor in _tensors_in(output)]
+        number = len(self._calls) - 1
         self._outputs |= {key: (weakref.ref(storage), number) for key, storage in returned}
         for key, storage in returned[:1]:
             call.output, call.saves_output = storage.nbytes(), own.pop(key, None) is not None
         call.saved = sum(storage.nbytes() for storage in own.values())
-        inside.clear()  # the graph keeps its hooks
-        return output
 
 
 def _tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in keras.tree.flatten(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _memory(tensor: torch.Tensor) -> tuple[int, Any]:
-    """Address and storage of a tensor, which views share."""
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage
 
 
 class _Work(TorchDispatchMode):

@@ -140,7 +140,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
             for name, unit in units.items()
             if id(unit) not in inside
             and outside.isdisjoint(map(id, parts_of(unit)))
-            and not any(map(_changes_what_is_unseen, parts_of(unit)))
+            and not any(isinstance(p, keras.layers.SpectralNormalization) for p in parts_of(unit))
         }
 
     def _stay_plain(self, why: str) -> None:
@@ -182,10 +182,3 @@ class DynamicGradientCheckpointing(DecidingCallback):
         if left is None:
             return table.plain_peak
         return max(left - self._recompute.gradients_to_come, 0)
-
-
-def _changes_what_is_unseen(layer: keras.Layer) -> bool:
-    """Whether a layer of Keras writes where a second call would count twice."""
-    if isinstance(layer, keras.layers.TorchModuleWrapper):
-        return next(layer.module.buffers(), None) is not None
-    return isinstance(layer, keras.layers.SpectralNormalization)  # to what is trained

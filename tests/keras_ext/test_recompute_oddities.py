@@ -70,27 +70,6 @@ def test_what_assigns_to_what_it_trains_is_kept() -> None:
     assert {block.name for block in ours.report_.blocks} == {"block_0", "block_1", "other code"}
 
 
-@pytest.mark.skipif(BACKEND != "torch", reason="wraps modules of torch")
-def test_buffers_of_torch_are_written_to_once() -> None:
-    import torch
-
-    def block(i: int) -> keras.Layer:
-        if i < 2:
-            return Block(name=f"block_{i}")
-        norm = layers.TorchModuleWrapper(
-            torch.nn.BatchNorm1d(LENGTH), output_shape=(None, LENGTH, WIDTH)
-        )
-        return keras.Sequential([layers.Dense(WIDTH), norm], name=f"block_{i}")
-
-    plain, ours = stack(block), stack(block)
-    fit(plain)
-    callback = DynamicGradientCheckpointing(0.7)
-    fit(ours, callback)
-    buffers = [dict(m.get_layer("block_2").layers[1].module.named_buffers()) for m in (plain, ours)]
-    assert all(torch.equal(value, buffers[1][name]) for name, value in buffers[0].items())
-    assert callback.plan_.spans
-
-
 @pytest.mark.skipif(BACKEND == "torch", reason="not looked for, see docs")
 def test_a_call_that_is_no_function_is_kept_and_that_is_said() -> None:
     class Shrinks(Block):
