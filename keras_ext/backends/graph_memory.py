@@ -14,25 +14,17 @@ import keras
 import tensorflow as tf
 
 from keras_ext._table import Call, Measured, size_of
+from keras_ext.backends.graph_obstacles import BACKWARD, Key, Obstacles, key_of
 from strategies.checkpointing.shapes import Shapes
 
 # Writing an element takes as long as this many operations of a matrix product, about.
 _ELEMENT = 16
-# What gradients are made by; tensorflow names them so.
-_BACKWARD = "gradient_tape/"
 # Operators whose output is their input, in memory.
 _VIEWS = {
     "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape", "Squeeze", "StopGradient",
 }  # fmt: skip
 # Operators whose output is there in any case.
 _FREE = {"Const", "Placeholder", "ReadVariableOp", "VarHandleOp"}
-# Operators that are no obstacle to running a block again, though they have a state.
-_HARMLESS = {
-    "AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp", "Assert", "If", "PrintV2",
-    "ReadVariableOp", "VarHandleOp", "While",
-}  # fmt: skip
-_CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
-Key = tuple[str, int]  # operator and number of the output
 
 
 @dataclass
@@ -46,6 +38,7 @@ class _Seen:
         stop: After its last.
         inputs: That it got.
         outputs: That it returned.
+        losses: That it added.
     """
 
     call: Call
@@ -54,6 +47,7 @@ class _Seen:
     stop: int
     inputs: list[Any]
     outputs: list[Any]
+    losses: list[Any]
 
 
 @dataclass
@@ -79,8 +73,8 @@ class _Steps:
         """Calls whose backward pass needs a tensor; -1 for code."""
         found = set()
         for op in tensor.consumers():
-            if self.place[op.name] >= self.end and _BACKWARD in op.name:
-                forward = op.name.split(_BACKWARD, 1)[1]
+            if self.place[op.name] >= self.end and BACKWARD in op.name:
+                forward = op.name.split(BACKWARD, 1)[1]
                 known = (self.scopes[s] for s in _scopes(forward) if s in self.scopes)
                 found.add(next(known, -1))
         return found
@@ -118,17 +112,26 @@ class Meter:
         output = call(*args, **kwargs)
         stop = len(graph.get_operations())
         inputs, outputs = _tensors_in((args, kwargs)), _tensors_in(output)
-        self._seen.append(_Seen(Call(name), graph, start, stop, inputs, outputs))
+        losses = _tensors_in(layer.losses)
+        self._seen.append(_Seen(Call(name), graph, start, stop, inputs, outputs, losses))
         return output
 
-    def read(self, graph: Any) -> None:
-        """Fill in what the graph of the step tells."""
+    def read(self, graph: Any, dense: bool, refuse: Callable[[str, str], None]) -> None:
+        """Fill in what the graph of the step tells.
+
+        Args:
+            graph: Of a plain step.
+            dense: Whether gradients for some rows of a variable may become those for all.
+            refuse: Gets the name of a block that cannot be run again, and why.
+        """
         operators = graph.get_operations()
-        self._leave_out(graph, operators)
+        for name, why in self._leave_out(graph, Obstacles(operators, dense)).items():
+            self._advice.append(f"{name} is not run again, as it {why}")
+            refuse(name, f"it {why}")
         owners = [-1] * len(operators)
         for number, seen in enumerate(self._seen):
             owners[seen.start : seen.stop] = [number] * (seen.stop - seen.start)
-        end = next((i for i, op in enumerate(operators) if _BACKWARD in op.name), len(operators))
+        end = next((i for i, op in enumerate(operators) if BACKWARD in op.name), len(operators))
         steps = _Steps(operators, end, owners)
         needed: dict[Key, tuple[Any, set[int]]] = {}
         for op in operators[:end]:
@@ -136,28 +139,26 @@ class Meter:
                 users = steps.users(tensor)
                 root = _root(tensor)
                 if users and root.op.type not in _FREE and tensor.dtype != tf.resource:
-                    needed.setdefault(_key(root), (root, set()))[1].update(users)
+                    needed.setdefault(key_of(root), (root, set()))[1].update(users)
         self._attribute(steps, needed)
 
-    def _leave_out(self, graph: Any, operators: list[Any]) -> None:
-        """Forget calls of blocks that cannot be run again."""
+    def _leave_out(self, graph: Any, obstacles: Obstacles) -> dict[str, str]:
+        """Forget calls of blocks that cannot be run again; their names, and why that is."""
         # Where a step makes variables, it is traced twice.
         inside = [seen for seen in self._seen if seen.graph is graph]
         elsewhere = {seen.call.name for seen in self._seen} - {seen.call.name for seen in inside}
-        obstacles = dict.fromkeys(elsewhere, "is called inside another graph")
+        found = dict.fromkeys(elsewhere, "is called inside another graph")
         for seen in inside:
-            kinds = {op.type for op in operators[seen.start : seen.stop] if _is_obstacle(op)}
-            if kinds:
-                obstacles[seen.call.name] = f"has {', '.join(sorted(kinds))}"
-        self._seen = [seen for seen in inside if seen.call.name not in obstacles]
-        told = [f"{name} is not run again, as it {why}" for name, why in obstacles.items()]
-        self._advice += told
-        if not self._seen and told:
-            raise ValueError(told[0])
+            returned = [*seen.outputs, *seen.losses]
+            why = obstacles.of(seen.start, seen.stop, seen.inputs, returned)
+            if why is not None:
+                found.setdefault(seen.call.name, why)
+        self._seen = [seen for seen in inside if seen.call.name not in found]
+        return found
 
     def _attribute(self, steps: _Steps, needed: dict[Key, tuple[Any, set[int]]]) -> None:
         returned = {
-            _key(_root(tensor)): number
+            key_of(_root(tensor)): number
             for number, seen in enumerate(self._seen)
             for tensor in seen.outputs
         }
@@ -166,12 +167,12 @@ class Meter:
             inputs = [_root(tensor) for tensor in seen.inputs]
             call = seen.call
             call.linked = (
-                bool(inputs) and number > 0 and returned.get(_key(inputs[0])) == number - 1
+                bool(inputs) and number > 0 and returned.get(key_of(inputs[0])) == number - 1
             )
             for root in inputs[1:] if call.linked else inputs:
                 if root.op.type not in _FREE:
-                    outside[_key(root)] = root
-            _, users = needed.get(_key(inputs[0]), (None, set())) if inputs else (None, set())
+                    outside[key_of(root)] = root
+            _, users = needed.get(key_of(inputs[0]), (None, set())) if inputs else (None, set())
             call.saves_input = number in users
             call.cost = float(sum(map(_cost, steps.operators[seen.start : seen.stop])))
             if seen.outputs:
@@ -180,7 +181,7 @@ class Meter:
             owner = steps.owner(root)
             if owner < 0 or (key in returned and self._used_elsewhere(owner, users)):
                 outside[key] = root
-            elif key in returned and key == _key(_root(self._seen[owner].outputs[0])):
+            elif key in returned and key == key_of(_root(self._seen[owner].outputs[0])):
                 self._seen[owner].call.saves_output = owner in users
             else:
                 self._seen[owner].call.saved += _bytes(root, self._seen[owner].call.output)
@@ -218,20 +219,11 @@ def _scopes(name: str) -> Iterator[str]:
         yield name
 
 
-def _key(tensor: Any) -> Key:
-    return tensor.op.name, tensor.value_index
-
-
 def _root(tensor: Any) -> Any:
     """The tensor whose memory a tensor has."""
     while tensor.op.type in _VIEWS:
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor
-
-
-def _is_obstacle(op: Any) -> bool:
-    # Functions of tensorflow keep what they were traced with, and so values of the first call.
-    return op.type in _CALLS or (op.op_def.is_stateful and op.type not in _HARMLESS)
 
 
 def _elements(tensor: Any) -> int:

@@ -20,6 +20,7 @@ from strategies.checkpointing.shapes import Shapes, somewhat_larger
 # How Keras is told that the data are at an end.
 _AT_AN_END = {"StopIteration", "OutOfRangeError"}
 _NONE: frozenset[str] = frozenset()
+_NONE_LEFT = "no block is left that can be run again"
 
 
 def why_not(model: keras.Model) -> str | None:
@@ -73,6 +74,7 @@ class Recompute:
         self._measured: dict[Shapes, Measured] = {}
         self._refused: set[str] = set()
         self._outdated = False  # whether a block was refused that is in a plan
+        self._given_up = False
         self._meter: Any = None
         self._in_step = False
 
@@ -111,6 +113,8 @@ class Recompute:
         Args:
             shapes: Of the arrays of a batch.
         """
+        if self._given_up:
+            return True
         for known, chosen in self._known.items():
             if somewhat_larger(known, shapes):
                 self._chosen = chosen
@@ -138,6 +142,10 @@ class Recompute:
             meter: As for `measuring`.
             trace: Traces the step.
         """
+        if self.model.run_eagerly and type(self.model).train_step is not keras.Model.train_step:
+            # It may count, print, or write.
+            self._give_up(shapes, "under run_eagerly, a train_step of your own is not traced")
+            return
         why, measured = "", None
         try:
             with self.measuring(meter):
@@ -145,7 +153,30 @@ class Recompute:
             measured = meter.measured()
         except Exception as error:  # the plain run may still be a good one
             why = f"what the step saves could not be seen ({_brief(error)})"
-        self.settle(shapes, measured, why)
+        self.settle(shapes, measured, why or (_NONE_LEFT if self._refused else ""))
+
+    def prove(self, shapes: Shapes, trace: Callable[[], Any]) -> None:
+        """Trace the step as it was decided on; decide otherwise until that is no failure.
+
+        Args:
+            shapes: Of the arrays of a batch.
+            trace: Traces the step.
+        """
+        while self._chosen:
+            self._outdated = False
+            try:
+                trace()
+            except Exception as error:
+                why = f"a step in which blocks are run again fails ({_brief(error)})"
+                self._give_up(shapes, why)
+            if not self._outdated:
+                return
+            self.settle(shapes, self._measured[shapes])
+        self._outdated = False
+
+    def _give_up(self, shapes: Shapes, why: str) -> None:
+        self._given_up, self._outdated = True, False
+        self.settle(shapes, None, why)
 
     def settle(self, shapes: Shapes, measured: Measured | None, why: str = "") -> None:
         """Decide on batches of some shapes.
@@ -159,9 +190,9 @@ class Recompute:
         if measured is not None:
             self._measured[shapes] = measured
             usable = measured.without(self._refused)
-            why = why or "no block is left that can be run again"
+            why = why or _NONE_LEFT
         self._chosen = self._decide(usable, why or "no block took part in the step")
-        self._known = {shapes: self._chosen} | self._known
+        self._known = {shapes: self._chosen} | self._known | {shapes: self._chosen}
 
     def _decide_anew(self) -> None:
         """Decide without the blocks that were refused since, and trace the step again."""

@@ -38,14 +38,35 @@ def step(recompute: Recompute, function: Callable[..., Any], args: tuple[Any, ..
         return function(*args)
     shapes = tuple(tuple(x.shape) for x in tf.nest.flatten(batches[0]) if hasattr(x, "shape"))
     meter = Meter(shapes)
-    recompute.look(shapes, meter, lambda: meter.read(_graph(recompute.model, batches[0])))
+
+    def trace() -> None:
+        model = recompute.model
+        meter.read(_graph(model, batches[0]), is_linear(model), recompute.refuse)
+
+    recompute.look(shapes, meter, trace)
+    recompute.prove(shapes, lambda: _graph(recompute.model, batches[0]))
     return function(_iterator(args[0], batches))
 
 
 def _graph(model: keras.Model, batch: Any) -> Any:
-    """The graph of a plain step, for shapes that are all known."""
+    """The graph of a step, for shapes that are all known."""
     step = tf.function(lambda data: model.train_step(data), autograph=False)
     return step.get_concrete_function(tf.nest.map_structure(_spec, batch)).graph
+
+
+def is_linear(model: keras.Model) -> bool:
+    """Whether an update is the sum of those by parts of a gradient.
+
+    Others of Keras take the square or the norm of every row, as often as it was looked up.
+
+    Args:
+        model: Compiled.
+    """
+    optimizer = model.optimizer
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # under a scale of the loss
+    clips = optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue
+    plain = type(optimizer) is keras.optimizers.SGD and not any(clips)
+    return plain and type(model).train_step is keras.Model.train_step
 
 
 def _spec(x: Any) -> Any:
