@@ -14,7 +14,9 @@ import keras
 import tensorflow as tf
 
 from keras_ext._table import Call, Measured, size_of
+from keras_ext.backends.call_state import CallState, raw_values
 from keras_ext.backends.graph_obstacles import BACKWARD, Key, Obstacles, key_of
+from keras_ext.backends.pure_call import is_float
 from strategies.checkpointing.shapes import Shapes
 
 # Writing an element takes as long as this many operations of a matrix product, about.
@@ -38,7 +40,9 @@ class _Seen:
         stop: After its last.
         inputs: That it got.
         outputs: That it returned.
-        losses: That it added.
+        inside: Number of its first operator after those that take its arguments.
+        border: Tensors in which its arguments end and what it returns begins, and losses.
+        trained: Handles of variables.
     """
 
     call: Call
@@ -47,7 +51,9 @@ class _Seen:
     stop: int
     inputs: list[Any]
     outputs: list[Any]
-    losses: list[Any]
+    inside: int
+    border: list[Any]
+    trained: list[Any]
 
 
 @dataclass
@@ -109,11 +115,17 @@ class Meter:
         """Call a block and note what becomes of it in the graph."""
         graph = tf.compat.v1.get_default_graph()
         start = len(graph.get_operations())
-        output = call(*args, **kwargs)
+        # What goes through an attribute may be the same tensor as an argument, or as the output.
+        args, kwargs = taken = _copied((args, kwargs))
+        inside = len(graph.get_operations())
+        output = _copied(call(*args, **kwargs))
         stop = len(graph.get_operations())
-        inputs, outputs = _tensors_in((args, kwargs)), _tensors_in(output)
-        losses = _tensors_in(layer.losses)
-        self._seen.append(_Seen(Call(name), graph, start, stop, inputs, outputs, losses))
+        inputs, outputs = _tensors_in(taken), _tensors_in(output)
+        border = [*inputs, *outputs, *_tensors_in(layer.losses)]
+        trained = [value.handle for value in raw_values(layer.trainable_variables)]
+        self._seen.append(
+            _Seen(Call(name), graph, start, stop, inputs, outputs, inside, border, trained)
+        )
         return output
 
     def read(self, graph: Any, dense: bool, refuse: Callable[[str, str], None]) -> None:
@@ -125,7 +137,7 @@ class Meter:
             refuse: Gets the name of a block that cannot be run again, and why.
         """
         operators = graph.get_operations()
-        for name, why in self._leave_out(graph, Obstacles(operators, dense)).items():
+        for name, why in self._leave_out(graph, Obstacles(graph, dense)).items():
             self._advice.append(f"{name} is not run again, as it {why}")
             refuse(name, f"it {why}")
         owners = [-1] * len(operators)
@@ -149,8 +161,7 @@ class Meter:
         elsewhere = {seen.call.name for seen in self._seen} - {seen.call.name for seen in inside}
         found = dict.fromkeys(elsewhere, "is called inside another graph")
         for seen in inside:
-            returned = [*seen.outputs, *seen.losses]
-            why = obstacles.of(seen.start, seen.stop, seen.inputs, returned)
+            why = obstacles.of(seen.inside, seen.stop, seen.border, seen.trained)
             if why is not None:
                 found.setdefault(seen.call.name, why)
         self._seen = [seen for seen in inside if seen.call.name not in found]
@@ -206,6 +217,13 @@ class Meter:
             else:
                 rest += _bytes(root, 0)
         return rest
+
+
+def _copied(tree: Any) -> Any:
+    flat = keras.tree.flatten(tree)
+    copies = [tf.identity(x) if is_float(x) else x for x in flat]
+    CallState(flat).mark(copies)
+    return keras.tree.pack_sequence_as(tree, copies)
 
 
 def _tensors_in(tree: Any) -> list[Any]:
