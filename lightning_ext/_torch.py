@@ -16,6 +16,7 @@ __all__ = [
     "buffers_in",
     "default_store",
     "has_hooks_of_others",
+    "is_checkpointing",
     "is_compiled",
     "is_compiled_in_place",
     "is_of_parameter",
@@ -96,6 +97,12 @@ def has_hooks_of_others() -> bool:
     """Whether what is saved for the backward pass goes to hooks that are not ours."""
     top = _top()
     return top is not None and not _is_ours(top)
+
+
+def is_checkpointing() -> bool:
+    """Whether code runs inside of `torch.utils.checkpoint`, in its forward pass; not reentrant."""
+    top = _top()
+    return top is not None and getattr(top[0], "__module__", "") == "torch.utils.checkpoint"
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,19 +12,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lightning_ext._compat import LightningModule, Trainer, callbacks_of, rank_zero_warn, wrap_steps
+from lightning_ext._compat import LightningModule, Trainer, callbacks_of, may_be_two, wrap_steps
 from lightning_ext.callbacks._base import DecidingCallback
+from lightning_ext.recompute.advice import compiled_whole
 from lightning_ext.recompute.agree import Agreement
 from lightning_ext.recompute.attributes import Unlike
 from lightning_ext.recompute.blocks import Table
-from lightning_ext.recompute.device import memory_left
+from lightning_ext.recompute.device import left_for
 from lightning_ext.recompute.ledger import Ledger, counting, uncounted
 from lightning_ext.recompute.microbatched import Microbatched
-from lightning_ext.recompute.planned import Planned, explain, plan_for
+from lightning_ext.recompute.planned import Planned, explain, plan_for, report_of, tell
 from lightning_ext.recompute.retry import Attempts, Batch
 from lightning_ext.recompute.runner import Runner
+from lightning_ext.recompute.selection import never_seen, select
 from lightning_ext.recompute.tensors import DEPTH, tensors_in
-from lightning_ext.recompute.units import chosen, free_units, is_sharded, missing, units_of, without
+from lightning_ext.recompute.units import is_sharded
 from strategies.checkpointing import MemoryReport, RecomputePlan
 from strategies.checkpointing.budget import check_budget, written
 from strategies.checkpointing.kinds import check_kinds
@@ -60,15 +63,16 @@ class DynamicGradientCheckpointing(DecidingCallback):
             never run again. Default: none.
 
     Attributes:
-        plan_: The plan in use, once the first step is over.
+        plan_: The plan in use, once the first step is over; None if nothing can be run again.
         report_: What was measured, planned and reached; see `report_.explain()` and
-            `report_.plot()`.
+            `report_.plot()`. None as long as there is no plan.
         decisions_: What was decided, when and why.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: `memory_budget` is out of range, or `blocks` or `exclude` name something that
-            the module does not have.
+        ValueError: `memory_budget` is out of range, `blocks` is empty, or, when the fit begins,
+            `blocks` or `exclude` name something that the module does not have, or another
+            `DynamicGradientCheckpointing` is in the Trainer.
 
     Example:
         >>> from lightning_ext import DynamicGradientCheckpointing
@@ -90,7 +94,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         super().__init__()
         self._budget = check_budget(memory_budget)
         self.memory_budget = memory_budget
-        self.blocks = None if blocks is None else check_kinds("blocks", blocks, nn.Module)
+        self.blocks = None if blocks is None else check_kinds("blocks", blocks, nn.Module, True)
         self.exclude = check_kinds("exclude", exclude, nn.Module)
         self.plan_: RecomputePlan | None = None
         self.report_: MemoryReport | None = None
@@ -106,10 +110,12 @@ class DynamicGradientCheckpointing(DecidingCallback):
         self._ledger: Ledger | None = None
         self._parameters: list[nn.Parameter] = []
         self._free: Callable[[], list[Tensor]] = list
-        self._agreement = Agreement()
+        self._agreement, self._alone = Agreement(), True
         self._agree: Callable[[bool], bool] = bool
         self._batch: Batch | None = None
         self._told: set[str] = set()
+        self._backward = False  # whether the step had a backward pass
+        self._in_vain = Counter[int]()  # steps measured for nothing, by layers that are trained
         self._undo: Callable[[], None] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -120,28 +126,19 @@ class DynamicGradientCheckpointing(DecidingCallback):
                 "two DynamicGradientCheckpointing callbacks are in one Trainer; pass one"
             )
 
+    @may_be_two
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict()
+
     def reset(self) -> None:
         super().reset()
         self._leave()
         self.plan_ = self.report_ = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for name, kinds in (("blocks", self.blocks or ()), ("exclude", self.exclude)):
-            if (kind := missing(pl_module, kinds)) is not None:
-                raise ValueError(
-                    f"{name}={list(kinds)!r}: the module has none that is {kind!r}; pass classes "
-                    "of its modules, or names as in named_modules()"
-                )
-        units = units_of(pl_module) if self.blocks is None else chosen(pl_module, self.blocks)
-        units = without(units, chosen(pl_module, self.exclude).values())
-        if not (usable := free_units(pl_module, units)):
-            reason = (
-                "all of the model is inside what was compiled; compile its blocks one by one, with "
-                "torch.compile(block)"
-                if units
-                else "the module has no blocks besides those that exclude= names"
-            )
-            rank_zero_warn(f"DynamicGradientCheckpointing: nothing can be run again, as {reason}")
+        usable, why = select(pl_module, self.blocks, self.exclude)
+        if why:
+            self._fall_back(trainer, why)
         self._agreement = Agreement.of(trainer.strategy)
 
         def agree(yes: bool, sharded: bool) -> bool:
@@ -151,6 +148,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
 
         self._runner = Runner(usable, agree=agree, model=pl_module)
         sharded = any(map(is_sharded, usable.values()))
+        self._alone = not sharded and self._agreement.group is None
         self._agree = partial(agree, sharded=sharded)
         self._parameters = list(pl_module.parameters())
         attempts = Attempts(pl_module)
@@ -171,14 +169,15 @@ class DynamicGradientCheckpointing(DecidingCallback):
         shapes = tuple(tuple(t.shape) for t in tensors)
         self._now = sum(map(_TRAINED, self._parameters)), shapes
         self._free = partial(uncounted, pl_module, tensors)
-        self._batch = Batch(batch)
+        self._batch, self._backward = Batch(batch), False
         planned = None if self._anew else self._plan_for(self._now)
         # Ranks that hold parts of the same parameters wait for each other while they measure.
         if not self._agree(planned is not None):
             planned = None
         if planned is None:
             self._in_use = None
-            if not self._runner.units.keys() <= self._runner.excluded.keys():
+            vain = self._alone and self._in_vain[self._now[0]] >= _TRIES
+            if not vain and not self._runner.units.keys() <= self._runner.excluded.keys():
                 self._runner.measure(self._free())
         elif planned is not self._in_use:
             self._use(planned)
@@ -196,8 +195,10 @@ class DynamicGradientCheckpointing(DecidingCallback):
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
     ) -> None:
+        self._backward = True
         if self._runner is not None and not self._idle:
             self._runner.pause()
+            self._runner.checkpoints.settle(loss)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._runner is None or self._idle:
@@ -247,6 +248,9 @@ class DynamicGradientCheckpointing(DecidingCallback):
             self._tell(trainer)
             if table is None:
                 self._runner.detach()
+                if self._runner.in_vain and self._backward and self._now is not None:
+                    self._in_vain[self._now[0]] += 1
+                    self._fall_back(trainer, never_seen(self._runner))
             else:
                 self._decide(trainer, table)
 
@@ -267,10 +271,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         assert self._now is not None
         plan = self._agreed(table, table.plan(self._bytes(trainer, table)))
         assert self._runner is not None
-        left = tuple(f"{n} is not run again: {why}" for n, why in self._runner.excluded.items())
-        advice = (*table.advice, *left)
-        shapes = in_words(self._now[1])
-        report = MemoryReport(shapes, table.blocks, plan, None, advice, table.forward)
+        report = report_of(self._runner, table, plan, in_words(self._now[1]))
         planned = Planned(table, table.applied(plan), report)
         old, self._anew = self._anew, None
         if old is not None and old is self._plan_for(self._now):
@@ -287,15 +288,15 @@ class DynamicGradientCheckpointing(DecidingCallback):
                 plain=plan.plain_peak, extra=report.extra,
             )  # fmt: skip
         if (lacking := report.shortfall(self.memory_budget)) is not None:
-            rank_zero_warn(lacking)
+            tell(". ".join((lacking, *compiled_whole(self._runner.units, table.blocks))))
 
     def _agreed(self, table: Table | Microbatched, plan: RecomputePlan) -> RecomputePlan:
         """A plan, or none of it where ranks that wait for each other in blocks have others."""
         if self._agreement.same(repr((plan.spans, plan.partial))):
             return plan
-        rank_zero_warn(
-            "DynamicGradientCheckpointing: ranks of the tensor axis came to different plans, as "
-            "their pieces differ; nothing is run again"
+        tell(
+            "ranks of the tensor axis came to different plans, as their pieces differ; nothing is "
+            "run again"
         )
         return replace(table.plan(table.plain_peak), spans=(), partial=())
 
@@ -312,7 +313,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         if tighter.peak < plan.peak and planned.tries <= _TRIES:
             self._tighten(trainer, planned, tighter, f"a step took {written(measured)}")
         elif measured > _TOLD * plan.budget:
-            rank_zero_warn(
+            tell(
                 f"memory_budget={self.memory_budget!r} is {written(plan.budget)}, and a step took "
                 f"{written(measured)}: something keeps what blocks have saved, such as an "
                 "attribute of a layer"
@@ -338,7 +339,14 @@ class DynamicGradientCheckpointing(DecidingCallback):
         self._told |= new.keys()
         reason = "left alone: " + "; ".join(f"{n}, as {why}" for n, why in new.items())
         self.record(trainer, "exclude", reason)
-        rank_zero_warn(f"DynamicGradientCheckpointing: {reason}. Their activations stay")
+        tell(f"{reason}. Their activations stay")
+
+    def _fall_back(self, trainer: Trainer, reason: str) -> None:
+        """Say why nothing is run again, once."""
+        if reason not in self._told:
+            self._told.add(reason)
+            self.record(trainer, "fall back", reason)
+            tell(reason)
 
     def _again(self, trainer: Trainer, error: RuntimeError) -> bool:
         """After a step has failed: make it possible, if that can be done."""
@@ -374,7 +382,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
             return False
         planned.report = replace(planned.report, plan=plan)
         self._tighten(trainer, planned, plan, "a step was out of memory")
-        rank_zero_warn(f"DynamicGradientCheckpointing: {self.decisions_[-1].reason}")
+        tell(self.decisions_[-1].reason)
         self._step.enter_context(self._runner.step())
         return True
 
@@ -383,13 +391,6 @@ class DynamicGradientCheckpointing(DecidingCallback):
             return self._budget * table.plain_peak
         if isinstance(self._budget, int):
             return self._budget
-        left = memory_left(trainer.strategy.root_device)
-        if left is None:
-            return table.plain_peak
-        # Gradients are there now, or will be; optimizers may not have made their state yet.
-        trained = [p for p in self._parameters if p.requires_grad]
-        missing = sum(p.numel() * p.element_size() for p in trained if p.grad is None)
-        if not any(optimizer.state for optimizer in trainer.optimizers):
-            missing += 2 * sum(p.numel() * p.element_size() for p in trained)
-        # More is not needed.
-        return self._agreement.least(min(max(left - missing, 0), table.plain_peak))
+        left = left_for(trainer, self._parameters)
+        peak = table.plain_peak  # more is not needed
+        return peak if left is None else self._agreement.least(min(left, peak))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from lightning_ext.recompute.leaves import Chosen
@@ -17,6 +17,8 @@ from strategies.checkpointing.recompute import runs
 _MOST = 64  # blocks that are planned for, so that plans take seconds
 # Share of all activations from which on something is worth to be told.
 _WORTH = 0.02
+# Share of the peak that a plan has to save to be worth its work though it is beyond the budget.
+_LEAST = 0.05
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,11 @@ class Table:
         )
 
     def plan(self, budget: float) -> RecomputePlan:
-        """The cheapest plan within so many bytes."""
-        return plan_recompute(self.blocks, budget, self.spans)
+        """The cheapest plan within so many bytes; none of it where it falls short for nothing."""
+        plan = plan_recompute(self.blocks, budget, self.spans)
+        if plan.fits or plan.plain_peak - plan.peak >= _LEAST * plan.plain_peak:
+            return plan
+        return replace(plan, spans=(), partial=(), peak=plan.plain_peak, extra=0.0)
 
     def applied(self, plan: RecomputePlan) -> Applied:
         """A plan for blocks as one for calls."""

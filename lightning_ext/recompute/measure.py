@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from lightning_ext._torch import is_compiled, version_of
+from lightning_ext.recompute.advice import Checkpoints
 from lightning_ext.recompute.attributes import Attributes, Owners
 from lightning_ext.recompute.frames import Call
 from lightning_ext.recompute.leaves import LayerCall, Leaves
@@ -89,17 +90,19 @@ class _Layers(Leaves):
     Args:
         call: Of the block.
         work: Counts what it does.
+        checkpoints: Where it is noted that they are in checkpoints.
     """
 
-    def __init__(self, call: Call, work: Work) -> None:
+    def __init__(self, call: Call, work: Work, checkpoints: Checkpoints) -> None:
         super().__init__({}, call.name, call.own.parameters)
-        self.work, self.found = work, list[Layer]()
+        self.work, self.found, self.checkpoints = work, list[Layer](), checkpoints
         self._begun: tuple[LayerCall, list[tuple[Tensor, int]], float] | None = None
         self._alive: list[tuple[Layer, list[tuple[Tensor, int]], Tensor, int]] = []
         self._counts = Counter[nn.Module]()
 
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._begun is None:
+            self.checkpoints.look(self.name)
             inputs = tensors_in((args, kwargs))
             around = Surroundings.now(inputs)
             own = Attributes(self.name, Owners((module,), self.parameters))
@@ -190,6 +193,7 @@ class Measurement:
         self.calls: list[_Forward] = []
         self.outside: list[tuple[int, int]] = []  # number of the next call, and bytes
         self.other: float | None = None
+        self.checkpoints = Checkpoints()
         self._ledger = Ledger(free)
         self._outputs = ByMemory[int]()
 
@@ -231,7 +235,7 @@ class Measurement:
             Different: It does not come out as it did.
         """
         work = Work()
-        layers = _Layers(call, work)
+        layers = _Layers(call, work, self.checkpoints)
         args, kwargs = call.taken(first)
         result = first_of(run_again(call, args, kwargs, output, _watched(call, layers, work)))
         layers.finish()

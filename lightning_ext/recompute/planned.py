@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lightning_ext._compat import rank_zero_warn
+from lightning_ext.recompute.advice import compiled_whole
 from lightning_ext.recompute.blocks import Applied, Table
 from lightning_ext.recompute.microbatched import Microbatched
-from strategies.checkpointing import MemoryReport
+from lightning_ext.recompute.runner import Runner
+from strategies.checkpointing import MemoryReport, RecomputePlan
 from strategies.checkpointing.budget import written
 from strategies.checkpointing.shapes import Shapes, elements, in_words, somewhat_larger
 
@@ -50,6 +52,32 @@ def plan_for(plans: Mapping[Shapes, Planned], shapes: Shapes) -> Planned | None:
     return plans[min(enough, key=elements)] if enough else None
 
 
+def report_of(
+    runner: Runner, table: Table | Microbatched, plan: RecomputePlan, shapes: str
+) -> MemoryReport:
+    """What was measured and planned, with advice.
+
+    Args:
+        runner: Has measured.
+        table: What it has measured.
+        plan: For it.
+        shapes: Of the batch.
+    """
+    left = (f"{name} is not run again: {why}" for name, why in runner.excluded.items())
+    whole = compiled_whole(runner.units, table.blocks)
+    advice = (*table.advice, *whole, *runner.checkpoints.advice, *left)
+    return MemoryReport(shapes, table.blocks, plan, None, advice, table.forward)
+
+
+def tell(text: str) -> None:
+    """Warn on rank zero.
+
+    Args:
+        text: What of.
+    """
+    rank_zero_warn(f"DynamicGradientCheckpointing: {text}")
+
+
 def explain(kind: tuple[int, Shapes] | None, planned: Planned | None) -> None:
     """Say why a batch does not fit.
 
@@ -66,7 +94,7 @@ def explain(kind: tuple[int, Shapes] | None, planned: Planned | None) -> None:
             f"its activations need {least} at least, which was planned; largest blocks: "
             f"{planned.report.largest()}"
         )
-    rank_zero_warn(
+    tell(
         f"a batch of {shapes} does not fit: {reason}. A smaller batch or a shorter sequence, "
         "smaller blocks (blocks=), a lower precision or an optimizer with less state need less"
     )

@@ -23,6 +23,7 @@ from lightning_ext._torch import (
     version_of,
 )
 from lightning_ext.recompute import leaves
+from lightning_ext.recompute.advice import Checkpoints
 from lightning_ext.recompute.attributes import Attributes, Owners, Place, Unseen
 from lightning_ext.recompute.blocks import Applied, Table, table
 from lightning_ext.recompute.frames import Call, Frame, unpack
@@ -71,6 +72,8 @@ class Runner:
         self._known: dict[str, set[Place]] = {name: set() for name in self.units}
         self._handles: list[RemovableHandle] = []
         self._rest: Outside | None = None
+        self.checkpoints = Checkpoints()
+        self.in_vain = False  # whether nothing was asked of any block in the last measured step
         self._spans: dict[int, Span] = {}
         self._numbers: dict[Key, int] = {}
         self._forget()
@@ -91,6 +94,7 @@ class Runner:
             free: Tensors that count nothing: parameters, buffers, the batch.
         """
         self.measurement, self.applied = Measurement(free), None
+        self.checkpoints = self.measurement.checkpoints
         self.writes.clear()
         self._excluded_before = len(self.excluded)
         self._attach(layer for unit in self.units.values() for _, layer in layers_in(unit))
@@ -115,9 +119,9 @@ class Runner:
         self.measurement = None
         if self._rest is not None and self._rest.known:
             measured.other = self._rest.cost
-        if len(self.excluded) > self._excluded_before or not any(
-            call.seen for call in measured.calls
-        ):
+        nothing = not any(call.seen for call in measured.calls)
+        self.in_vain = nothing and not self.excluded
+        if nothing or len(self.excluded) > self._excluded_before:
             return None
         return microbatched(measured, writes, strategy) or table(measured, writes)
 
@@ -197,7 +201,11 @@ class Runner:
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         name = self._names.get(module)  # none for a copy of the model
-        if name is None or not self.on or self._open is not None or not torch.is_grad_enabled():
+        if name is None or not self.on or self._open is not None:
+            return
+        if self.measurement is not None:
+            self.checkpoints.look(name)
+        if not torch.is_grad_enabled():
             return
         # Inside of `torch.func`, and of checkpoints and the like, others see to what is saved.
         if name in self.excluded or is_transforming() or has_hooks_of_others():

@@ -81,11 +81,17 @@ class MemoryReport:
         """
         if self.plan.fits:
             return None
+        least = (
+            f"the least that its activations can be brought to is {written(self.plan.peak)}, "
+            "which is done"
+            if self.plan.extra
+            else f"its activations stay at {written(self.plan.peak)}, as to run blocks again would "
+            "save next to nothing"
+        )
         return (
             f"memory_budget={memory_budget!r} is {written(self.plan.budget)} for a batch of "
-            f"{self.batch}; the least that its activations can be brought to is "
-            f"{written(self.plan.peak)}, which is done. Largest blocks: {self.largest()}. Smaller "
-            "blocks (blocks=), a smaller batch or a shorter sequence need less"
+            f"{self.batch}; {least}. Largest blocks: {self.largest()}. Smaller blocks (blocks=), a "
+            "smaller batch or a shorter sequence need less"
         )
 
     def explain(self, most: int = 10) -> str:

@@ -279,6 +279,7 @@ def test_layers_that_are_trained_later_are_planned_anew() -> None:
         (lambda: DynamicGradientCheckpointing(0.5, blocks=[3]), TypeError, "blocks="),
         (lambda: DynamicGradientCheckpointing(0.5, blocks=3), TypeError, "blocks=3: pass a list"),
         (lambda: DynamicGradientCheckpointing(0.5, exclude=None), TypeError, "exclude=None"),
+        (lambda: DynamicGradientCheckpointing(0.5, []), ValueError, r"blocks=\[\]: pass at least"),
         (lambda: DynamicGradientCheckpointing(0.5, [nn.ReLU()]), TypeError, "blocks="),
     ],
 )
@@ -293,8 +294,8 @@ def test_blocks_that_are_not_there() -> None:
         fit(module, batches(x), DynamicGradientCheckpointing(0.5, blocks=["nothing"]))
     with pytest.raises(ValueError, match="exclude="):
         fit(module, batches(x), DynamicGradientCheckpointing(0.5, exclude=[nn.Conv2d]))
-    names = ["network.0", "network.o"]
-    with pytest.raises(ValueError, match=r"the module has none that is 'network.o'"):
+    names = ["network.0", "netwrk.9"]
+    with pytest.raises(ValueError, match=r"that is 'netwrk.9'; .*; did you mean 'network.9'\?"):
         fit(module, batches(x), DynamicGradientCheckpointing(0.5, exclude=names))
 
 

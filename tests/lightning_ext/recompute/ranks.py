@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_ext import DynamicGradientCheckpointing, ThreeDParallelStrategy
 from lightning_ext._compat import LightningModule, pl
-from lightning_ext.callbacks import gradient_checkpointing
+from lightning_ext.recompute import device
 from tests.lightning_ext.recompute.models import Transformer
 
 
@@ -90,7 +90,7 @@ def fit(kind: str, *callbacks: Any) -> list[float]:
 
 def main(out: Path) -> None:
     found = {}
-    gradient_checkpointing.memory_left = lambda _: 0 if dist.get_rank() else 10**12
+    device.memory_left = lambda _: 0 if dist.get_rank() else 10**12
     for kind in ("ddp", "fsdp", "pipeline", "tensor"):
         auto = kind == "tensor"  # where one rank has less memory than the other
         plain, callback = fit(kind), DynamicGradientCheckpointing("auto" if auto else 0.4)

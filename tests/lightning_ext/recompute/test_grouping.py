@@ -33,7 +33,7 @@ class Loop(nn.Module):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.filterwarnings("ignore:memory_budget=.*the least that its activations")
+@pytest.mark.filterwarnings("ignore:DynamicGradientCheckpointing. memory_budget=")
 @pytest.mark.parametrize("budget", [0.5, 0.2, 0.1])
 @pytest.mark.parametrize("linked", [True, False])
 def test_many_calls(linked: bool, budget: float) -> None:

@@ -127,8 +127,8 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:DynamicGradientCheckpointing. left alone")
-@pytest.mark.filterwarnings("ignore:DynamicGradientCheckpointing. nothing can be run again")
-@pytest.mark.filterwarnings("ignore:memory_budget=.*the least that its activations")
+@pytest.mark.filterwarnings("ignore:DynamicGradientCheckpointing. nothing (can be|is) run again")
+@pytest.mark.filterwarnings("ignore:DynamicGradientCheckpointing. memory_budget=")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("blocks", [None, True])
@@ -147,6 +147,23 @@ def test_weights_are_those_of_the_plain_run(name: str, blocks: bool | None) -> N
     fit(module, batches(rows(), 4), callback)
     assert same(plain, module)
     assert len(module.seen) == 4
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "reentrant", "around", "around, reentrant"])
+def test_checkpoints_of_the_model_itself_are_told(name: str) -> None:
+    callback = DynamicGradientCheckpointing(1.0)
+    fit(Module(MODELS[name]()), batches(rows(), 1), callback)
+    assert callback.report_ is not None
+    told = [text for text in callback.report_.advice if "the model itself checkpoints" in text]
+    assert len(told) == 1
+
+
+def test_a_model_that_is_checkpointed_as_a_whole_is_told() -> None:
+    callback = DynamicGradientCheckpointing(0.5, blocks=[nn.Sequential])
+    with pytest.warns(UserWarning, match="nothing is run again, as its blocks .* run inside of ch"):
+        fit(Module(Around(False)), batches(rows(), 5), callback)
+    assert callback.report_ is None
+    assert [d.action for d in callback.decisions_] == ["fall back"]
 
 
 def test_blocks_in_transforms_of_the_step() -> None:

@@ -113,7 +113,7 @@ def stack(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore:DynamicGradientCheckpointing. left alone")
-@pytest.mark.filterwarnings("ignore:memory_budget=.*the least that its activations")
+@pytest.mark.filterwarnings("ignore:DynamicGradientCheckpointing. memory_budget=")
 @pytest.mark.filterwarnings("ignore:.*spectral_norm.* is deprecated")
 @pytest.mark.parametrize("budget", ["auto", 0.4])
 @pytest.mark.parametrize("name", BLOCKS)

@@ -83,6 +83,18 @@ def test_compiled(how: Callable[..., Any]) -> None:
     torch.compiler.reset()
 
 
+def test_a_model_that_is_compiled_as_one_is_told_and_not_run_again_for_nothing() -> None:
+    torch.manual_seed(0)
+    module = Module(torch.compile(Transformer(3), backend="eager"))
+    callback = DynamicGradientCheckpointing(0.5)
+    with pytest.warns(UserWarning, match="save next to nothing.* network was compiled as one"):
+        fit(module, batches(tokens(), 2), callback)
+    assert callback.report_ is not None
+    assert callback.report_.extra == 0
+    assert any("Compile its blocks one by one" in text for text in callback.report_.advice)
+    torch.compiler.reset()
+
+
 def test_modules_that_are_torchs_own() -> None:
     class Encoder(nn.Module):
         def __init__(self) -> None:
