@@ -53,6 +53,16 @@ def chosen(model: keras.Model, kinds: Sequence[Kind]) -> dict[str, keras.Layer]:
     return _apart(found)
 
 
+def names_in(model: keras.Model) -> list[str]:
+    """Names of the layers of a model, and paths to those inside of others.
+
+    Args:
+        model: With its layers.
+    """
+    found = [(layer.name, path) for path, layer in _walk("", model)]
+    return list(dict.fromkeys(name for pair in found for name in pair))
+
+
 def parts_of(layer: keras.Layer) -> list[keras.Layer]:
     """A layer and all layers inside it.
 

@@ -9,14 +9,14 @@ from typing import Any
 import keras
 
 from keras_ext._table import Measured, Table
-from keras_ext._units import Kind, chosen, parts_of, units_of
+from keras_ext._units import Kind, chosen, names_in, parts_of, units_of
 from keras_ext.backends.memory import memory_left
 from keras_ext.backends.recompute import Recompute, why_not
 from keras_ext.backends.train_function import release_all
 from keras_ext.callbacks._base import DecidingCallback
 from strategies.checkpointing import MemoryReport, RecomputePlan
 from strategies.checkpointing.budget import check_budget
-from strategies.checkpointing.kinds import check_kinds
+from strategies.checkpointing.kinds import check_kinds, did_you_mean
 from strategies.checkpointing.shapes import in_words
 
 
@@ -43,14 +43,16 @@ class DynamicGradientCheckpointing(DecidingCallback):
         exclude: Classes, names or paths of blocks that are never run again. Default: none.
 
     Attributes:
-        plan_: The plan in use, once the first step is over.
-        report_: What was measured and planned; see `report_.explain()` and `report_.plot()`.
+        plan_: The plan in use, once the first step is over; None where the fit is a plain one.
+        report_: What was measured and is predicted; see `report_.explain()` and
+            `report_.plot()`. None where the fit is a plain one.
         decisions_: What was decided, when and why.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: `memory_budget` is out of range, or, when the fit begins, `blocks` or `exclude`
-            name nothing in the model, or another `DynamicGradientCheckpointing` is in the fit.
+        ValueError: `memory_budget` is out of range, `blocks` is empty, or, when the fit begins,
+            `blocks` or `exclude` name something that the model does not have, or another
+            `DynamicGradientCheckpointing` is in the fit.
 
     Example:
         >>> import keras, numpy as np
@@ -80,7 +82,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         super().__init__()
         self._budget = check_budget(memory_budget)
         self.memory_budget = memory_budget
-        self.blocks = None if blocks is None else check_kinds("blocks", blocks, keras.Layer)
+        self.blocks = None if blocks is None else check_kinds("blocks", blocks, keras.Layer, True)
         self.exclude = check_kinds("exclude", exclude, keras.Layer)
         self.plan_: RecomputePlan | None = None
         self.report_: MemoryReport | None = None
@@ -130,6 +132,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
                     raise ValueError(
                         f"{name}={kinds!r}: the model has no {kind!r}; pass classes of its layers, "
                         "their names or paths of names such as 'encoder/block_1'"
+                        f"{did_you_mean(kind, names_in(model))}"
                     )
         units = units_of(model) if self.blocks is None else chosen(model, self.blocks)
         left_out = chosen(model, self.exclude).values()
@@ -148,10 +151,10 @@ class DynamicGradientCheckpointing(DecidingCallback):
         reason = f"{why}: the fit is a plain one"
         self.decisions_.record(self._steps, "fall back", reason)
         if self._budget != "auto":
-            warnings.warn(
-                f"DynamicGradientCheckpointing: {reason}. Put repeated parts into layers or models "
-                "of their own, or name them in blocks=",
-                stacklevel=2,
+            exclude = ", and fewer of them in exclude=" if self.exclude else ""
+            _tell(
+                f"{reason}. Put repeated parts into layers or models of their own, or name them in "
+                f"blocks={exclude}"
             )
 
     def _decide(self, measured: Measured | None, why: str) -> frozenset[str]:
@@ -169,7 +172,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
             plain=plan.plain_peak, extra=self.report_.extra,
         )  # fmt: skip
         if (lacking := self.report_.shortfall(self.memory_budget)) is not None:
-            warnings.warn(lacking, stacklevel=2)
+            _tell(lacking)
         return table.chosen(plan)
 
     def _bytes(self, table: Table) -> float:
@@ -182,3 +185,7 @@ class DynamicGradientCheckpointing(DecidingCallback):
         if left is None:
             return table.plain_peak
         return max(left - self._recompute.gradients_to_come, 0)
+
+
+def _tell(text: str) -> None:
+    warnings.warn(f"DynamicGradientCheckpointing: {text}", stacklevel=3)
