@@ -64,12 +64,14 @@ class Table:
         names: Of the block that is called in each; none for code.
         shapes: Of the batch.
         advice: What people should know of how it was measured. Default: nothing.
+        forward: Cost of the forward pass with code outside of blocks. Default: None, not known.
     """
 
     blocks: tuple[Block, ...]
     names: tuple[str | None, ...]
     shapes: Shapes
     advice: tuple[str, ...] = ()
+    forward: float | None = None
 
     @property
     def plain_peak(self) -> int:
@@ -109,12 +111,14 @@ class Measured:
         after: Bytes that code after the last block has saved.
         shapes: Of the batch.
         advice: What people should know of how it was measured. Default: nothing.
+        forward: Cost of the forward pass with code outside of blocks. Default: None, not known.
     """
 
     calls: Sequence[Call]
     after: int
     shapes: Shapes
     advice: tuple[str, ...] = ()
+    forward: float | None = None
 
     def without(self, names: Collection[str]) -> Measured | None:
         """The step with some blocks as code that is run once, or none if no block is left.
@@ -147,7 +151,7 @@ class Measured:
         if self.after:
             rows.append((Block("other code", self.after, 0, 0.0), None))
         blocks, names = zip(*rows, strict=True)
-        return Table(blocks, names, self.shapes, self.advice)
+        return Table(blocks, names, self.shapes, self.advice, self.forward)
 
 
 def _block(call: Call, following: Call | None) -> Block:

@@ -97,12 +97,15 @@ class Meter:
         self._shapes = shapes
         self._seen: list[_Seen] = []
         self._between = 0
+        self._forward: float | None = None
         self._advice = ["Bytes are read from the graph of a step; a compiler may need less"]
 
     def measured(self) -> Measured | None:
         """What the step told, or none if no block took part that can be run again."""
         calls = [seen.call for seen in self._seen]
-        return Measured(calls, self._between, self._shapes, (*self._advice,)) if calls else None
+        if not calls:
+            return None
+        return Measured(calls, self._between, self._shapes, (*self._advice,), self._forward)
 
     def call(
         self,
@@ -144,6 +147,7 @@ class Meter:
         for number, seen in enumerate(self._seen):
             owners[seen.start : seen.stop] = [number] * (seen.stop - seen.start)
         end = next((i for i, op in enumerate(operators) if BACKWARD in op.name), len(operators))
+        self._forward = float(sum(map(_cost, operators[:end])))
         steps = _Steps(operators, end, owners)
         needed: dict[Key, tuple[Any, set[int]]] = {}
         for op in operators[:end]:

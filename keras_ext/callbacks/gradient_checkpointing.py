@@ -166,7 +166,9 @@ class DynamicGradientCheckpointing(DecidingCallback):
             return frozenset()
         plan = table.plan(self._bytes(table))
         self.plan_ = plan
-        self.report_ = MemoryReport(in_words(table.shapes), table.blocks, plan, advice=table.advice)
+        self.report_ = MemoryReport(
+            in_words(table.shapes), table.blocks, plan, None, table.advice, table.forward
+        )
         self.decisions_.record(
             self._steps, "plan", str(self.report_), budget=plan.budget, predicted=plan.peak,
             plain=plan.plain_peak, extra=self.report_.extra,

@@ -220,6 +220,9 @@ def test_what_was_measured_is_told() -> None:
         r"with this plan; \d+\.\d% of (a step's|its blocks') operations run again",
         str(ours.report_),
     )
+    # Work outside of blocks is known where there is a graph of all of it.
+    assert (ours.report_.forward is not None) == (BACKEND == "tensorflow")
+    assert (ours.report_.forward or 1e9) > ours.plan_.forward
     assert "block_2" in ours.report_.explain()
     assert ours.report_.plot().lines
 

@@ -63,7 +63,7 @@ def test_all_calls_of_a_block_are_run_again_or_none() -> None:
 
 
 def test_a_call_that_turns_out_to_be_code() -> None:
-    measured = Measured(calls(*"abc"), 5, ((2, 3),))
+    measured = Measured(calls(*"abc"), 5, ((2, 3),), forward=4.0)
     left = measured.without({"b"})
     assert left is not None
     # What "b" saves, its output and its input, the output of "a", are held by code.
@@ -71,4 +71,5 @@ def test_a_call_that_turns_out_to_be_code() -> None:
         ("a", 100), ("other code", 120), ("c", 100), ("other code", 5)
     ]  # fmt: skip
     assert left.table().plain_peak == measured.table().plain_peak
+    assert left.table().forward == 4.0
     assert measured.without({"a", "b", "c"}) is None
