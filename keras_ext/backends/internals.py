@@ -33,6 +33,11 @@ def sublayers(layer: keras.Layer) -> list[keras.Layer]:
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
+def is_rematerialized(layer: keras.Layer) -> bool:
+    """Whether Keras may run a layer again by itself, as it was made under a `RematScope`."""
+    return getattr(layer, "_remat_mode", None) is not None
+
+
 def layer_lists(layer: keras.Layer) -> dict[str, Any]:
     """Lists and dicts that a layer holds as attributes, by attribute name."""
     return {

@@ -13,6 +13,8 @@ from typing import Any
 import keras
 
 from keras_ext._table import Measured, size_of
+from keras_ext._units import parts_of
+from keras_ext.backends.internals import is_rematerialized
 from keras_ext.backends.patches import Patches
 from keras_ext.backends.train_function import release, retrace
 from strategies.checkpointing.shapes import Shapes, somewhat_larger
@@ -36,6 +38,9 @@ def why_not(model: keras.Model) -> str | None:
         return "blocks of a model that is distributed with keras.distribution cannot be run again"
     if backend == "tensorflow" and not _is_alone(model):
         return "blocks of a model under a tf.distribute.Strategy cannot be run again"
+    if backend == "jax" and any(map(is_rematerialized, parts_of(model))):
+        # jax keeps the first trace of such layers, with what it was traced with.
+        return "layers that were made under keras.RematScope cannot be traced twice"
     return None
 
 

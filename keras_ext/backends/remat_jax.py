@@ -56,6 +56,17 @@ def _look(recompute: Recompute, state: Any, batch: Any) -> None:
         jax.eval_shape(lambda *given: meter.step(recompute.model, *given), state, batch)
 
     recompute.look(shapes, meter, trace)
+    recompute.prove(shapes, lambda: _prove(recompute.model, state, batch))
+
+
+def _prove(model: keras.Model, state: Any, batch: Any) -> None:
+    """Trace a step, and fail if it uses what was made inside of a block otherwise."""
+    # A new function is traced anew.
+    jaxpr = jax.make_jaxpr(lambda *given: model.train_step(*given))(state, batch)
+    if any(isinstance(x, jax.core.Tracer) for x in jaxpr.consts):
+        # Traces of functions that are run again are kept, and what leaked is in them.
+        jax.clear_caches()
+        raise ValueError("outside of a block, something is used that only its inside knows")
 
 
 def run(
@@ -118,6 +129,8 @@ class Meter:
             )
 
         _, backward, _ = jax.vjp(loss, trained, has_aux=True)
+        if not self._calls:
+            return
         total = sum(map(_bytes, _apart(jax.tree.leaves(backward), jax.tree.leaves((state, batch)))))
         counted = sum(
             call.saved + call.before + (call.output if following is None or following.linked else 0)

@@ -24,7 +24,7 @@ RTOL = 0 if BACKEND == "torch" else 1e-6
 # A budget that nothing fits: all blocks are run again, and it is said that this is too much.
 LEAST = 2
 # Calls of each block beyond those of a plain run, in two steps and in what is traced.
-AGAIN = {"torch": 3, "tensorflow": 6, "jax": 3}[BACKEND]
+AGAIN = {"torch": 3, "tensorflow": 6, "jax": 4}[BACKEND]
 
 
 def fit(model: keras.Model, *callbacks: keras.callbacks.Callback, **options: Any) -> list[float]:

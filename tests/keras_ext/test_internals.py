@@ -134,3 +134,10 @@ def test_siblings_are_all_callbacks_of_the_fit_that_is_running() -> None:
     assert second[0] is inner
     assert outer not in second
     assert internals.siblings() == []
+
+
+def test_layers_made_under_a_scope_of_rematerialization() -> None:
+    with keras.RematScope("full"):
+        inside = layers.Dense(1)
+    assert internals.is_rematerialized(inside)
+    assert not internals.is_rematerialized(layers.Dense(1))
