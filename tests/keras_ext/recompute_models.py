@@ -36,6 +36,20 @@ class Block(layers.Layer):
         return x + self.drop(self.down(self.up(self.norm2(x))), training=training)
 
 
+class Simple(layers.Layer):
+    """A block without normalization and dropout, whose inside can be another."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.up, self.down = layers.Dense(4 * WIDTH, "silu"), layers.Dense(WIDTH)
+
+    def call(self, x: Any) -> Any:
+        return x + self.down(self.inner(x))
+
+    def inner(self, x: Any) -> Any:
+        return self.up(x)
+
+
 class Sub(keras.Model):
     """A subclassed model that hands `training` on to nobody."""
 
