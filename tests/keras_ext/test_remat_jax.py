@@ -6,12 +6,15 @@ from typing import Any
 
 import keras
 import pytest
+from keras import ops
 
 from keras_ext import DynamicGradientCheckpointing
 from keras_ext._units import units_of
 from keras_ext.backends.recompute import Recompute
-from tests.keras_ext.helpers import BACKEND
-from tests.keras_ext.recompute_models import built, data
+from tests.keras_ext.helpers import BACKEND, warned
+from tests.keras_ext.recompute_models import Simple, built, data
+from tests.keras_ext.test_gradient_checkpointing import assert_equal, everything, fit
+from tests.keras_ext.test_recompute_oddities import compare, stack
 
 if BACKEND != "jax":
     pytest.skip("jax alone", allow_module_level=True)
@@ -58,3 +61,47 @@ def test_what_is_kept(kind: str) -> None:
     assert residuals(model) <= 0.5 * plain
     recompute.remove()
     assert residuals(model) == plain
+
+
+def test_tensors_that_go_through_attributes() -> None:
+    shelf: dict[str, Any] = {}
+
+    class Gives(Simple):
+        def inner(self, x: Any) -> Any:
+            shelf["inner"] = self.up(x)
+            return shelf["inner"]
+
+    class Takes(Simple):
+        def inner(self, x: Any) -> Any:
+            return self.up(x) + ops.mean(shelf["inner"])
+
+    said = "blocks are run again fails .*that only its inside knows.: the fit is a plain one"
+    assert compare(lambda i: (Gives, Takes, Takes)[i](name=f"block_{i}"), said).plan_ is None
+
+
+def test_layers_made_under_a_scope_of_rematerialization() -> None:
+    def trained(*callbacks: Any) -> keras.Model:
+        with keras.RematScope("full"):
+            model = stack(lambda i: Simple(name=f"block_{i}"))
+            fit(model, *callbacks)
+        return model
+
+    plain = trained()
+    with warned("made under keras.RematScope cannot be traced twice: the fit is a plain one"):
+        assert_equal(everything(trained(DynamicGradientCheckpointing(0.5))), everything(plain))
+
+
+def test_eager_steps_of_your_own_run_once() -> None:
+    class Counts(keras.Model):
+        steps = 0
+
+        def train_step(self, state: Any, batch: Any) -> Any:
+            Counts.steps += 1
+            return super().train_step(state, batch)
+
+    base = built("sequential")
+    model = Counts(base.inputs, base.outputs)
+    model.compile("sgd", "mse", run_eagerly=True)
+    with warned("a train_step of your own is not traced: the fit is a plain one"):
+        fit(model, DynamicGradientCheckpointing(0.5))
+    assert Counts.steps == 4
