@@ -80,15 +80,17 @@ def _memory(field: str) -> int:
     return int(found[1]) * 1024
 
 
-def measured(backend: str, method: str, compiled: bool) -> dict[str, Any]:
+def measured(backend: str, method: str, compiled: bool, steps: int = 4) -> dict[str, Any]:
     """Train in a fresh process; `error` says why that failed.
 
     Args:
         backend: Of Keras.
         method: One of `METHODS`.
         compiled: With XLA.
+        steps: To make. Default: 4.
     """
     command = [sys.executable, "-m", __spec__.name, "--child", method, "--compiled", str(compiled)]
+    command += ["--steps", str(steps)]
     done = subprocess.run(
         command,
         env=os.environ | {"KERAS_BACKEND": backend},
@@ -108,10 +110,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--child", choices=METHODS)
     parser.add_argument("--compiled", default="False")
+    parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--backend", nargs="+", default=list(COMPILED), choices=list(COMPILED))
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(train(arguments.child, arguments.compiled == "True")))
+        print(json.dumps(train(arguments.child, arguments.compiled == "True", arguments.steps)))
         return
     print("| backend | method | memory, MiB | of plain | predicted | seconds | loss |")
     print("|---|---|---:|---:|---:|---:|---:|")

@@ -100,8 +100,15 @@ class DynamicGradientCheckpointing(DecidingCallback):
             release_all(model)
             raise ValueError("two DynamicGradientCheckpointing callbacks are in one fit; pass one")
         units = self._units(model)
-        why = why_not(model) if units else "no block of layers is left that could be run again"
-        if why is not None:
+        if not units:
+            exclude = ", and fewer of them in exclude=" if self.exclude else ""
+            self._stay_plain(
+                "no block of layers is left that could be run again",
+                ". Put repeated parts into layers or models of their own, or name them in "
+                f"blocks={exclude}",
+            )
+            return
+        if (why := why_not(model)) is not None:
             self._stay_plain(why)
             return
         self._recompute = Recompute(model, units, self._decide)
@@ -141,21 +148,15 @@ class DynamicGradientCheckpointing(DecidingCallback):
         return {
             name: unit
             for name, unit in units.items()
-            if id(unit) not in inside
-            and outside.isdisjoint(map(id, parts_of(unit)))
-            and not any(isinstance(p, keras.layers.SpectralNormalization) for p in parts_of(unit))
+            if id(unit) not in inside and outside.isdisjoint(map(id, parts_of(unit)))
         }
 
-    def _stay_plain(self, why: str) -> None:
+    def _stay_plain(self, why: str, cure: str = "") -> None:
         self.plan_ = self.report_ = None
         reason = f"{why}: the fit is a plain one"
         self.decisions_.record(self._steps, "fall back", reason)
         if self._budget != "auto":
-            exclude = ", and fewer of them in exclude=" if self.exclude else ""
-            _tell(
-                f"{reason}. Put repeated parts into layers or models of their own, or name them in "
-                f"blocks={exclude}"
-            )
+            _tell(f"{reason}{cure}")
 
     def _decide(self, measured: Measured | None, why: str) -> frozenset[str]:
         """Names of the blocks to run again, by what was measured."""

@@ -59,30 +59,17 @@ def test_the_seed_for_all_is_drawn_from_once() -> None:
     assert compare(lambda i: Drops(name=f"block_{i}")).plan_.spans
 
 
-def test_what_assigns_to_what_it_trains_is_kept() -> None:
+def test_what_assigns_to_what_it_trains_is_kept_and_that_is_said() -> None:
     def block(i: int) -> keras.Layer:
-        if i < 2:
+        if i != 1:
             return Block(name=f"block_{i}")
         inner = [layers.SpectralNormalization(layers.Dense(WIDTH)), layers.Dense(WIDTH, "tanh")]
         return keras.Sequential(inner, name=f"block_{i}")
 
-    ours = compare(block)
-    assert {block.name for block in ours.report_.blocks} == {"block_0", "block_1", "other code"}
-
-
-@pytest.mark.skipif(BACKEND == "torch", reason="not looked for, see docs")
-def test_a_call_that_is_no_function_is_kept_and_that_is_said() -> None:
-    class Shrinks(Block):
-        def call(self, x: Any, training: bool | None = None) -> Any:
-            self.scale.assign(self.scale * 0.9)
-            return super().call(x, training)
-
-    told = "cannot be run again .*it assigns to variables that are trained"
-    ours = compare(lambda i: (Block, Shrinks, Block)[i](name=f"block_{i}"), told, 0.3)
+    ours = compare(block, r"'block_1' cannot be run again \(.*it assigns to", 2)
     # On tensorflow it shows only when a plan is followed; then there is another.
     assert {block.name for block in ours.report_.blocks} == {"block_0", "block_2", "other code"}
     assert ours.plan_.spans
-    assert compare(lambda i: Shrinks(name=f"block_{i}"), told, 0.3).plan_ is None
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="tensorflow alone")
