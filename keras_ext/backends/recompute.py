@@ -197,7 +197,9 @@ class Recompute:
             usable = measured.without(self._refused)
             why = why or _NONE_LEFT
         self._chosen = self._decide(usable, why or "no block took part in the step")
-        self._known = {shapes: self._chosen} | self._known | {shapes: self._chosen}
+        # The last that was decided is looked at first.
+        self._known.pop(shapes, None)
+        self._known = {shapes: self._chosen} | self._known
 
     def _decide_anew(self) -> None:
         """Decide without the blocks that were refused since, and trace the step again."""

@@ -41,7 +41,7 @@ def step(recompute: Recompute, function: Callable[..., Any], args: tuple[Any, ..
 
     def trace() -> None:
         model = recompute.model
-        meter.read(_graph(model, batches[0]), is_linear(model), recompute.refuse)
+        meter.read(_graph(model, batches[0]), _is_linear(model), recompute.refuse)
 
     recompute.look(shapes, meter, trace)
     recompute.prove(shapes, lambda: _graph(recompute.model, batches[0]))
@@ -54,13 +54,10 @@ def _graph(model: keras.Model, batch: Any) -> Any:
     return step.get_concrete_function(tf.nest.map_structure(_spec, batch)).graph
 
 
-def is_linear(model: keras.Model) -> bool:
+def _is_linear(model: keras.Model) -> bool:
     """Whether an update is the sum of those by parts of a gradient.
 
     Others of Keras take the square or the norm of every row, as often as it was looked up.
-
-    Args:
-        model: Compiled.
     """
     optimizer = model.optimizer
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # under a scale of the loss

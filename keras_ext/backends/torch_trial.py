@@ -76,7 +76,7 @@ class Trial:
         if why := self._own.written(after, seeded):
             return why
         found: list[Shape] = []
-        random = torch.get_rng_state(), get_device_states(*self._taken)
+        drawn = torch.get_rng_state(), get_device_states(*self._taken)
         try:
             self._draw_from(self._random)
             with saved_tensors_hooks(lambda x: found.append((x.shape, x.dtype)), _never):
@@ -86,7 +86,7 @@ class Trial:
         except Exception as error:
             return f"called twice, it raises {type(error).__name__}: {error}".partition("\n")[0]
         finally:
-            self._draw_from(random)
+            self._draw_from(drawn)
             now = _Own(self._layer)
             after.put_back()
         if changed := after.differs(now):

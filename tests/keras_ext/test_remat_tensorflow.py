@@ -1,4 +1,4 @@
-"""Simples and steps that tensorflow cannot run again without harm are trained plainly."""
+"""Blocks and steps that tensorflow cannot run again without harm are trained plainly."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def test_gradients_that_a_block_takes() -> None:
                 energy = ops.sum(ops.square(self.up(x)))
             return self.up(x + 0.1 * tape.gradient(energy, x))
 
-    compare(blocks(Simple, Differentiates, Simple), kept("block_1", "takes gradients"))
+    ours = compare(blocks(Simple, Differentiates, Simple), kept("block_1", "takes gradients"))
+    assert run_again(ours) == {"block_0", "block_2"}
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
@@ -113,7 +114,9 @@ def test_variables_that_a_block_does_not_use() -> None:
         def build(self, shape: Any) -> None:
             self.idle = self.add_weight(shape=(3,), initializer="ones")
 
-    compare(blocks(Simple, Idle, Simple), kept("block_1", "does not use all that it trains"))
+    why = "does not use all that it trains"
+    ours = compare(blocks(Simple, Idle, Simple), kept("block_1", why))
+    assert run_again(ours) == {"block_0", "block_2"}
 
 
 class Penalized(keras.Model):
